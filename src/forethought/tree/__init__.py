@@ -1,0 +1,1 @@
+"""Experience as token trees: the structure, its packing, its credit and its store."""
