@@ -62,6 +62,7 @@ class Batch:
     weight, advantage: float32 [M]. columns: further float32 [M] token columns, "logprob" always among them.
     sequence: int64 [M], equal for targets of one trained sequence; unique over all batches of one `pack` call.
     tree, token: int64 [M], where the target came from: index into the packed trees and token index in that tree.
+    places: (tree index, node) -> packed tokens [start, stop) of the node (of its last row in the linear layout).
     """
 
     ids: torch.Tensor
@@ -75,7 +76,7 @@ class Batch:
     sequence: torch.Tensor
     tree: torch.Tensor
     token: torch.Tensor
-    meta: dict[str, float] = field(default_factory=dict)
+    places: dict[tuple[int, int], tuple[int, int]] = field(default_factory=dict)
 
     @property
     def n_tokens(self) -> int:
@@ -91,7 +92,7 @@ class Batch:
         names = ("ids", "positions", "predecessors", "targets", "weight", "advantage", "sequence", "tree", "token")
         moved = {name: getattr(self, name).to(device) for name in names}
         return Batch(
-            segments=self.segments, columns={k: v.to(device) for k, v in self.columns.items()}, meta=self.meta, **moved
+            segments=self.segments, columns={k: v.to(device) for k, v in self.columns.items()}, places=self.places, **moved
         )
 
     def visible(self, segment: Segment) -> torch.Tensor:
@@ -133,6 +134,7 @@ class _Piece:
     tree: int
     nodes: list[int]
     trained: set[int]
+    kept: set[int]  # all packed nodes of the tree, whatever piece they stand in
     share: dict[int, int] | None = None  # linear: how many rows hold the node
 
 
@@ -142,22 +144,26 @@ def pack(
     layout: Layout = "tree",
     max_tokens: int | None = None,
     columns: Iterable[str] = (),
-    keep: Callable[[int, TokenTree], Iterable[int]] | None = None,
+    keep: Sequence[Iterable[int]] | None = None,
+    weights: Sequence[np.ndarray] | None = None,
 ) -> list[Batch]:
     """Pack every token with weight > 0 of every tree, in order, into batches of at most `max_tokens` tokens.
 
     A tree that is larger than the budget is split by its leaves (its prefix is repeated, each target stays in one
     piece). Trees without a target take no room. `columns`: extra token columns to carry to the batch.
-    `keep(index, tree)`: nodes to pack even where nothing is trained (scoring).
+    `keep`: per tree, nodes to pack even where nothing is trained (prefill). `weights`: per tree, token weights [T] that
+    stand in for `tree.weight` (scoring).
 
     Raises:
         DataError: a single path is longer than `max_tokens`; a weight stands on a token that nothing predicts; NaN weight.
     """
     if layout not in ("tree", "linear"):
         raise ValueError(f"layout={layout!r}: 'tree' or 'linear'")
+    weights = [t.weight for t in trees] if weights is None else weights
     pieces: list[_Piece] = []
     for index, tree in enumerate(trees):
-        pieces.extend(_pieces(index, tree, layout, max_tokens, list(keep(index, tree)) if keep else []))
+        trained = _trained_nodes(tree, weights[index])
+        pieces.extend(_pieces(index, tree, trained, layout, max_tokens, list(keep[index]) if keep else []))
     groups: list[list[_Piece]] = []
     room = 0
     for piece in pieces:
@@ -167,18 +173,18 @@ def pack(
             room = 0
         groups[-1].append(piece)
         room += size
-    return [_build(trees, group, layout, ["logprob", *columns]) for group in groups]
+    return [_build(trees, weights, group, layout, ["logprob", *columns]) for group in groups]
 
 
-def _trained_nodes(tree: TokenTree) -> list[int]:
-    weight = tree.weight
+def _trained_nodes(tree: TokenTree, weight: np.ndarray) -> list[int]:
     if np.isnan(weight).any() or (weight < 0).any():
         raise DataError(f"task {tree.task!r}: a token weight is NaN or negative; weights count trained paths")
     return [n for n in range(tree.n_nodes) if weight[tree.span(n)].any()]
 
 
-def _pieces(index: int, tree: TokenTree, layout: Layout, max_tokens: int | None, extra: list[int]) -> list[_Piece]:
-    trained = _trained_nodes(tree)
+def _pieces(
+    index: int, tree: TokenTree, trained: list[int], layout: Layout, max_tokens: int | None, extra: list[int]
+) -> list[_Piece]:
     kept: set[int] = set()
     for node in [*trained, *extra]:
         while node != NO_PARENT and node not in kept:
@@ -193,9 +199,12 @@ def _pieces(index: int, tree: TokenTree, layout: Layout, max_tokens: int | None,
         for end in ends:
             for node in tree.path(end):
                 share[node] = share.get(node, 0) + 1
-        out = [_Piece(index, tree.path(end), wanted & set(tree.path(end)), share) for end in ends]
+        out = [_Piece(index, tree.path(end), wanted & set(tree.path(end)), kept, share) for end in ends]
     else:
-        out = [_Piece(index, [n for n in tree.walk() if n in part], mine) for part, mine in _split(tree, ends, wanted, max_tokens)]
+        out = [
+            _Piece(index, [n for n in tree.walk() if n in part], mine, kept)
+            for part, mine in _split(tree, ends, wanted, max_tokens)
+        ]
     for piece in out:
         size = sum(int(tree.length[n]) for n in piece.nodes)
         if max_tokens is not None and size > max_tokens:
@@ -232,13 +241,13 @@ def _sequence_key(tree: TokenTree, node: int, inside: set[int]) -> int:
         node = below[0]
 
 
-def _build(trees: Sequence[TokenTree], pieces: list[_Piece], layout: Layout, columns: list[str]) -> Batch:
+def _build(trees: Sequence[TokenTree], weights: Sequence[np.ndarray], pieces: list[_Piece], layout: Layout, columns: list[str]) -> Batch:
     ids, positions, segments = [], [], []
     pred, tok, tree_of, weight, sequence = [], [], [], [], []
+    places: dict[tuple[int, int], tuple[int, int]] = {}
     offset = 0
     for piece in pieces:
         tree = trees[piece.tree]
-        inside = set(piece.nodes)
         local: dict[int, int] = {}
         depth_end: dict[int, int] = {}  # node -> depth in tokens of its end
         last: dict[int, int] = {}  # node -> packed index of the last token on its path, -1 if none
@@ -250,6 +259,7 @@ def _build(trees: Sequence[TokenTree], pieces: list[_Piece], layout: Layout, col
             before = last.get(parent, -1)
             span = tree.span(node)
             size = span.stop - span.start
+            places[(piece.tree, node)] = (offset, offset + size)
             local[node] = len(spans)
             if layout == "linear" and spans:  # a row is one causal span
                 spans[0] = Span(begin, offset + size, -1)
@@ -260,7 +270,7 @@ def _build(trees: Sequence[TokenTree], pieces: list[_Piece], layout: Layout, col
             depth_end[node] = above + size
             last[node] = offset + size - 1 if size else before
             if node in piece.trained:
-                w = tree.weight[span]
+                w = weights[piece.tree][span]
                 hit = np.flatnonzero(w)
                 if len(hit):
                     where = hit + offset - 1
@@ -275,7 +285,7 @@ def _build(trees: Sequence[TokenTree], pieces: list[_Piece], layout: Layout, col
                     tok.append(hit + span.start)
                     tree_of.append(np.full(len(hit), piece.tree))
                     weight.append(w[hit] / (piece.share[node] if piece.share else 1))
-                    sequence.append(np.full(len(hit), piece.tree * 2**32 + _sequence_key(tree, node, inside)))
+                    sequence.append(np.full(len(hit), piece.tree * 2**32 + _sequence_key(tree, node, piece.kept)))
             offset += size
         segments.append(Segment(begin, offset, tuple(spans)))
 
@@ -306,6 +316,7 @@ def _build(trees: Sequence[TokenTree], pieces: list[_Piece], layout: Layout, col
         sequence=join(sequence, np.int64),
         tree=source,
         token=token,
+        places=places,
     )
 
 

@@ -1,0 +1,156 @@
+"""Learner: token trees + a loss -> one optimiser step.
+
+Trees are packed into micro-batches under a token budget, every loss coefficient is computed over the whole global batch
+first, so neither the budget nor the number of processes changes the step.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from forethought.errors import DataError
+from forethought.learn.distributed import Distributed
+from forethought.learn.losses import LossOut, Reduction, reduction_coefficients
+from forethought.learn.optim import OptimConfig, Optimizer
+from forethought.models.policy import Policy
+from forethought.tree.pack import Batch, pack
+from forethought.tree.tree import TokenTree
+
+
+@dataclass
+class Targets:
+    """What a loss sees of one micro-batch; flat float32 tensors [M], one entry per trained token.
+
+    logp: log-probs under the policy now (with gradient). entropy: of its distribution there (with gradient), if asked.
+    behaviour: the sampler's log-probs (NaN where not sampled). advantage, coef (global reduction coefficients), sequence.
+    columns: further token columns by name.
+    """
+
+    logp: torch.Tensor
+    entropy: torch.Tensor | None
+    behaviour: torch.Tensor
+    advantage: torch.Tensor
+    coef: torch.Tensor
+    sequence: torch.Tensor
+    columns: dict[str, torch.Tensor]
+
+
+Loss = Callable[[Targets], LossOut]
+
+
+class Learner:
+    """Owns the optimiser of a policy.
+
+    Args:
+        policy: with fp32 weights; cast to `compute` here, masters stay fp32.
+        config: optimiser settings.
+        total_steps: optimiser steps of the run (for the schedule).
+        compute: dtype of forward and backward.
+        micro_tokens: packed tokens per forward; None packs everything into one.
+        distributed: process group; by default what the environment says.
+    """
+
+    def __init__(
+        self,
+        policy: Policy,
+        config: OptimConfig,
+        *,
+        total_steps: int,
+        compute: torch.dtype = torch.float32,
+        micro_tokens: int | None = 4096,
+        distributed: Distributed | None = None,
+    ):
+        self.policy = policy
+        self.optimizer = Optimizer(policy.model, config, total_steps=total_steps, compute=compute)
+        self.micro_tokens = micro_tokens
+        self.distributed = distributed or Distributed()
+        self.tokens_trained = 0
+
+    def pack(self, trees: Sequence[TokenTree], columns: Iterable[str] = ()) -> list[Batch]:
+        return [
+            b.to(self.policy.device)
+            for b in pack(trees, layout=self.policy.layout, max_tokens=self.micro_tokens, columns=columns)
+        ]
+
+    def update(
+        self,
+        trees: Sequence[TokenTree],
+        loss: Loss,
+        *,
+        reduction: Reduction = "token-mean",
+        max_length: int | None = None,
+        columns: Iterable[str] = (),
+        temperature: float = 1.0,
+        entropy: bool = False,
+    ) -> dict[str, float]:
+        """One optimiser step on these trees (this process's share of the global batch).
+
+        Metrics of the loss are summed over micro-batches and processes (they are coefficient-weighted means already).
+
+        Raises:
+            DataError: no process has a trained token. FloatingPointError: non-finite loss or gradient; nothing changed.
+        """
+        began = time.perf_counter()
+        batches = self.pack(trees, columns)
+        coefficients = reduction_coefficients(
+            torch.cat([b.weight for b in batches]) if batches else torch.zeros(0),
+            torch.cat([b.sequence for b in batches]) if batches else torch.zeros(0, dtype=torch.long),
+            reduction,
+            max_length=max_length,
+            total=self.distributed.sum,
+        )
+        if self.distributed.sum(float(len(coefficients))) == 0:
+            raise DataError("nothing to train on: no token of the batch has a weight above 0")
+        packed = time.perf_counter()
+        metrics: dict[str, float] = {}
+        self.policy.model.train()
+        begin = 0
+        for batch in batches:
+            coef = coefficients[begin : begin + batch.n_targets]
+            begin += batch.n_targets
+            logp, spread = self.policy.logprobs(batch, temperature=temperature, entropy=entropy)
+            out = loss(Targets(logp, spread, batch.columns["logprob"], batch.advantage, coef, batch.sequence, batch.columns))
+            if not torch.isfinite(out.loss):
+                self.optimizer.zero_grad()
+                raise FloatingPointError(f"the loss is {float(out.loss)}; no weight was changed")
+            out.loss.backward()
+            for name, value in {"loss": float(out.loss.detach()), **out.metrics}.items():
+                if name.endswith("/max"):
+                    metrics[name] = max(metrics.get(name, float("-inf")), value)
+                else:
+                    metrics[name] = metrics.get(name, 0.0) + value
+            self.tokens_trained += batch.n_targets
+        if self.distributed.world > 1:
+            for name in sorted(metrics):
+                if not name.endswith("/max"):
+                    metrics[name] = self.distributed.sum(metrics[name])
+            for master in self.optimizer.masters:  # a process without trees still takes part in the sum
+                if master.grad is None:
+                    master.grad = torch.zeros_like(master)
+            self.distributed.sum_gradients(self.optimizer.gradients())
+        metrics |= self.optimizer.step()
+        metrics["time/pack"] = packed - began
+        metrics["time/update"] = time.perf_counter() - packed
+        metrics["tokens/trained"] = sum(b.n_targets for b in batches)
+        metrics["tokens/packed"] = sum(b.n_tokens for b in batches)
+        return metrics
+
+    # -- checkpoints --
+    def save_model(self, folder: Path | str) -> None:
+        """An HF folder with the fp32 master weights."""
+        from forethought.models.load import save_pretrained
+
+        save_pretrained(self.policy.model, self.policy.tokenizer, folder, state=self.optimizer.master_state())
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"optimizer": self.optimizer.state_dict(), "tokens_trained": self.tokens_trained}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self.optimizer.load_state_dict(state["optimizer"])
+        self.tokens_trained = state["tokens_trained"]
