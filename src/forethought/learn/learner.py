@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 
 from forethought.errors import DataError
@@ -72,17 +73,19 @@ class Learner:
         self.distributed = distributed or Distributed()
         self.tokens_trained = 0
 
-    def pack(self, trees: Sequence[TokenTree], columns: Iterable[str] = ()) -> list[Batch]:
-        return [
-            b.to(self.policy.device)
-            for b in pack(trees, layout=self.policy.layout, max_tokens=self.micro_tokens, columns=columns)
-        ]
+    def pack(
+        self, trees: Sequence[TokenTree], columns: Iterable[str] = (), weights: Sequence[np.ndarray] | None = None
+    ) -> list[Batch]:
+        layout, budget = self.policy.layout, self.micro_tokens
+        batches = pack(trees, layout=layout, max_tokens=budget, columns=columns, weights=weights)
+        return [b.to(self.policy.device) for b in batches]
 
     def update(
         self,
         trees: Sequence[TokenTree],
         loss: Loss,
         *,
+        weights: Sequence[np.ndarray] | None = None,
         reduction: Reduction = "token-mean",
         max_length: int | None = None,
         columns: Iterable[str] = (),
@@ -91,13 +94,14 @@ class Learner:
     ) -> dict[str, float]:
         """One optimiser step on these trees (this process's share of the global batch).
 
+        `weights`: per tree, token weights [T] in place of `tree.weight`. `max_length`: see `losses.reduction_coefficients`.
         Metrics of the loss are summed over micro-batches and processes (they are coefficient-weighted means already).
 
         Raises:
             DataError: no process has a trained token. FloatingPointError: non-finite loss or gradient; nothing changed.
         """
         began = time.perf_counter()
-        batches = self.pack(trees, columns)
+        batches = self.pack(trees, columns, weights)
         coefficients = reduction_coefficients(
             torch.cat([b.weight for b in batches]) if batches else torch.zeros(0),
             torch.cat([b.sequence for b in batches]) if batches else torch.zeros(0, dtype=torch.long),

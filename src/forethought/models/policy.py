@@ -6,6 +6,7 @@ ever holding [tokens, vocabulary] for the whole batch. Models whose attention ca
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Sequence
 from typing import Any
 
@@ -120,6 +121,13 @@ class Policy:
             for batch in pack(trees, layout=self.layout, max_tokens=max_tokens)
         ]
 
+    def frozen_copy(self) -> Policy:
+        """The policy as it is now, without gradients: a copy of the weights, or with LoRA the base model itself."""
+        if hasattr(self.model, "disable_adapter"):
+            return _AdapterOff(self.model, self.tokenizer, layout=self.layout)
+        model = copy.deepcopy(self.model).requires_grad_(False).eval()
+        return Policy(model, self.tokenizer, layout=self.layout)
+
     # -- can this model do trees? --
     @torch.no_grad()
     def _tree_problem(self) -> str | None:
@@ -148,3 +156,14 @@ class Policy:
         finally:
             self.model.train(training)
         return None
+
+
+class _AdapterOff(Policy):
+    """A peft policy with its adapter switched off: the reference of a LoRA run, without a second copy of the weights."""
+
+    def hidden(self, batch: Batch, *, context: attention.TreeContext | None = None) -> torch.Tensor:
+        with self.model.disable_adapter():  # type: ignore[operator]
+            return super().hidden(batch, context=context)
+
+    def _tree_problem(self) -> str | None:
+        return None  # the policy it stands for was checked

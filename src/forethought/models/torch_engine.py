@@ -43,7 +43,7 @@ def sample(logits: torch.Tensor, uniforms: torch.Tensor, sampling: Sampling) -> 
         best, where = probs.topk(sampling.top_k, -1)
         probs = torch.zeros_like(probs).scatter_(1, where, best)
     if sampling.top_p < 1:
-        ordered, where = probs.sort(-1, descending=True, stable=True)
+        ordered, where = probs.sort(dim=-1, descending=True, stable=True)
         # The smallest head whose mass reaches top_p: a token stays while the mass before it is still short of it.
         ordered[ordered.cumsum(-1) - ordered >= sampling.top_p * probs.sum(-1, keepdim=True)] = 0
         probs = torch.zeros_like(probs).scatter_(1, where, ordered)
@@ -342,6 +342,7 @@ class _Call:
         self.lane_logits: list[torch.Tensor] = [torch.empty(0)] * lanes
         self.length = np.zeros(lanes, np.int64)  # prefix tokens of each lane
         self._fill(range(lanes))
+        self._refill()
         while any(row is not None for lane in self.slots for row in lane):
             self._shrink()
             logits = self._forward()

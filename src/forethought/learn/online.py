@@ -1,0 +1,443 @@
+"""Online learning: rollout -> reward -> credit -> pack -> update, on token trees.
+
+One tree a prompt and step: a prompt that is drawn for several groups stands once, is prefilled once and trained once, and
+its groups are explicit lists of leaves (never inferred from equal text). The loss of a step is
+
+    L = policy_coef * clipped policy loss + kl_coef * KL(policy, reference) - entropy_coef * entropy
+
+with every mean global (see `losses.reduction_coefficients`). GRPO: Shao et al., arXiv 2402.03300; Dr. GRPO: Liu et al.,
+arXiv 2503.20783; DAPO: Yu et al., arXiv 2503.14476. The switches are fields of `OnlineConfig`.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+import numpy as np
+import torch
+
+from forethought.data import BatchSampler, derive_seed
+from forethought.errors import ConfigError, DataError, ForethoughtError, RewardError
+from forethought.learn.learner import Learner, Loss, Targets
+from forethought.learn.losses import LossOut, Reduction, entropy_bonus, kl_loss, policy_loss
+from forethought.learn.optim import OptimConfig
+from forethought.models.engine import Engine, Sampling
+from forethought.models.policy import Policy
+from forethought.rewards.reward import Reward
+from forethought.tree import credit
+from forethought.tree.pack import write_back
+from forethought.tree.tree import Kind, Stop, TokenTree
+
+Task = Mapping[str, Any]
+Item = tuple[TokenTree, int, Task]
+"""One trajectory to be judged: tree, leaf, task."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class OnlineConfig:
+    """Settings of the online loop. Batch arithmetic: prompts_per_step groups x group_size samples a step."""
+
+    steps: int = 100
+    prompts_per_step: int = 8
+    """Groups a step. With fewer tasks than that, tasks are repeated, each repetition a group of its own."""
+    group_size: int = 8
+    """Samples a group."""
+    max_new_tokens: int = 64
+    temperature: float = 1.0
+    top_p: float = 1.0
+    top_k: int = 0
+    stop: tuple[str, ...] = ()
+    updates_per_rollout: int = 1
+    """Optimiser steps a rollout; the groups are split among them."""
+    policy_coef: float = 1.0
+    clip_low: float = 0.2
+    clip_high: float = 0.2
+    kl_coef: float = 0.0
+    """Weight of the KL to the reference policy (the initial weights); 0 keeps no reference."""
+    kl_estimator: Literal["k1", "k2", "k3"] = "k3"
+    entropy_coef: float = 0.0
+    """Weight of the entropy bonus (positive raises entropy)."""
+    advantage: Literal["group", "leave-one-out"] = "group"
+    advantage_std: Literal["sample", "population", "none"] = "sample"
+    """What group advantages are divided by."""
+    advantage_eps: float = 1e-6
+    reduction: Reduction = "token-mean"
+    drop_zero_variance: bool = False
+    """Leave groups without a signal out of the update (then a step of only such groups changes nothing)."""
+    ratio: Literal["recompute", "behaviour"] = "recompute"
+    """Old log-probs of the ratio: the learner's own before the first update, or those the sampler stored."""
+    eval_every: int = 0
+    """Steps between evaluations; 0: only where the caller asks."""
+    save_every: int = 0
+    """Steps between checkpoints; 0: only at the end and on Ctrl-C."""
+    store_groups: int = 1
+    """Groups a step that are kept in the tree store, for the report."""
+    micro_tokens: int = 4096
+    """Packed tokens per forward of the learner."""
+    seed: int = 0
+    optim: OptimConfig = field(default_factory=OptimConfig)
+
+    def __post_init__(self):
+        bad = []
+        for name in ("steps", "prompts_per_step", "max_new_tokens", "updates_per_rollout", "micro_tokens"):
+            if getattr(self, name) < 1:
+                bad.append(f"{name}={getattr(self, name)}: give at least 1")
+        if self.group_size < 2:
+            bad.append(f"group_size={self.group_size}: advantages compare the samples of a group, so give at least 2")
+        if self.temperature <= 0:
+            bad.append(f"temperature={self.temperature}: exploration needs samples, so give a positive number")
+        if self.updates_per_rollout > self.prompts_per_step:
+            bad.append(
+                f"updates_per_rollout={self.updates_per_rollout} exceeds prompts_per_step={self.prompts_per_step}: "
+                "an update needs at least one group"
+            )
+        if not 0 <= self.clip_low < 1 or self.clip_high < 0:
+            bad.append(f"clip_low={self.clip_low}, clip_high={self.clip_high}: give 0 <= clip_low < 1 and clip_high >= 0")
+        if self.kl_coef < 0:
+            bad.append(f"kl_coef={self.kl_coef}: give 0 or more")
+        if self.top_p != 1 or self.top_k:
+            # The stored log-prob is that of the full distribution, so a truncated sampler would make the ratio wrong.
+            if not (0 < self.top_p <= 1 and self.top_k >= 0):
+                bad.append(f"top_p={self.top_p}, top_k={self.top_k}: give 0 < top_p <= 1 and top_k >= 0")
+        if bad:
+            raise ConfigError("online: " + "; ".join(bad))
+
+    def sampling(self, seed: int) -> Sampling:
+        return Sampling(
+            max_tokens=self.max_new_tokens,
+            temperature=self.temperature,
+            top_p=self.top_p,
+            top_k=self.top_k,
+            stop=self.stop,
+            seed=seed,
+        )
+
+
+@dataclass
+class Group:
+    """The samples that are compared with one another."""
+
+    task: Task
+    tree: TokenTree
+    leaves: list[int]
+    rewards: np.ndarray | None = None  # [G], NaN where failed or not applicable
+    results: list[Reward | RewardError] = field(default_factory=list)
+    advantages: np.ndarray | None = None  # [G]
+
+    @property
+    def zero_variance(self) -> bool:
+        """No two valid rewards differ."""
+        assert self.rewards is not None
+        valid = self.rewards[~np.isnan(self.rewards)]
+        return len(valid) < 2 or bool((valid == valid[0]).all())
+
+
+Judge = Callable[[Sequence[Item]], Sequence[Reward | RewardError]]
+"""Rewards of a batch of trajectories; a failed one is a RewardError in its place."""
+
+
+def grpo_loss(config: OnlineConfig) -> Loss:
+    """The loss at the head of this module as a function of `Targets`."""
+
+    def loss(t: Targets) -> LossOut:
+        metrics: dict[str, float] = {}
+        total = t.logp.sum() * 0.0
+        if config.policy_coef:
+            old = t.behaviour if config.ratio == "behaviour" else t.columns.get("old_logprob", t.logp.detach())
+            out = policy_loss(t.logp, old, t.advantage, t.coef, clip_low=config.clip_low, clip_high=config.clip_high)
+            total = total + config.policy_coef * out.loss
+            metrics |= out.metrics | {"loss/policy": float(out.loss.detach())}
+        if config.kl_coef:
+            out = kl_loss(t.logp, t.columns["ref_logprob"], t.coef, estimator=config.kl_estimator)
+            total = total + config.kl_coef * out.loss
+            metrics |= {"kl": float(out.loss.detach())}
+        if t.entropy is not None:
+            out = entropy_bonus(t.entropy, t.coef)
+            if config.entropy_coef:
+                total = total + config.entropy_coef * out.loss
+            metrics |= {"entropy": -float(out.loss.detach())}
+        sampled = torch.isfinite(t.behaviour)
+        gap = (t.logp.detach() - t.behaviour)[sampled].abs()
+        metrics["logprob_gap/max"] = float(gap.max()) if len(gap) else 0.0
+        metrics["logprob_gap/mean"] = float((gap * t.coef[sampled]).sum())
+        return LossOut(total, metrics)
+
+    return loss
+
+
+class OnlineTrainer:
+    """The loop. `run()` trains to `config.steps`; everything it needs to go on is in `state_dict()`.
+
+    Args:
+        policy, engine: what is trained and what samples it (the torch engine shares the policy's weights).
+        tasks: dicts with "id" and whatever `encode` and `judge` read.
+        encode: task -> prompt ids.
+        judge: see `Judge`; `rewards.adapters.RewardRunner` makes one of any reward function.
+        config: see `OnlineConfig`.
+        compute: dtype of forward and backward; masters are fp32.
+        reference: policy of the KL term; by default a frozen copy of the initial weights, made only if kl_coef > 0.
+        on_groups: called with (step, groups) after credit was assigned, before the update.
+    """
+
+    def __init__(
+        self,
+        policy: Policy,
+        engine: Engine,
+        tasks: Sequence[Task],
+        encode: Callable[[Task], Sequence[int]],
+        judge: Judge,
+        config: OnlineConfig,
+        *,
+        compute: torch.dtype = torch.float32,
+        reference: Policy | None = None,
+        on_groups: Callable[[int, list[Group]], None] | None = None,
+    ):
+        if not engine.trainable:
+            raise ConfigError(f"{type(engine).__name__} gives no log-probs, so its samples cannot be trained on")
+        if not tasks:
+            raise DataError("no tasks: the data is empty")
+        self.policy, self.engine, self.config, self.judge, self.encode = policy, engine, config, judge, encode
+        self.tasks = list(tasks)
+        self.prompts = [list(encode(t)) for t in self.tasks]
+        for task, ids in zip(self.tasks, self.prompts, strict=True):
+            if not ids:
+                raise DataError(f"task {task['id']!r}: its prompt has no tokens")
+            if len(ids) + 1 > policy.context:
+                raise DataError(
+                    f"task {task['id']!r}: its prompt of {len(ids)} tokens leaves no room in the context of {policy.context}"
+                )
+        self.learner = Learner(
+            policy,
+            config.optim,
+            total_steps=config.steps * config.updates_per_rollout,
+            compute=compute,
+            micro_tokens=config.micro_tokens,
+        )
+        self.reference = reference
+        if config.kl_coef and reference is None:
+            self.reference = policy.frozen_copy()
+        share = min(config.prompts_per_step, len(self.tasks))
+        self.sampler = BatchSampler(len(self.tasks), share, derive_seed(config.seed, "tasks"))
+        self.on_groups = on_groups
+        self.step = 0
+        self.loss = grpo_loss(config)
+        self.counts = {"tokens_generated": 0, "tokens_trained": 0, "verifier_calls": 0}
+
+    # -- one step --
+    def draw(self) -> list[tuple[int, int]]:
+        """(task index, groups) of the next step; repeats tasks until there are prompts_per_step groups."""
+        chosen: list[int] = []
+        want = self.config.prompts_per_step
+        while len(chosen) < want:
+            chosen.extend(next(self.sampler)[: want - len(chosen)])
+        groups: dict[int, int] = {}
+        for index in chosen:
+            groups[index] = groups.get(index, 0) + 1
+        return list(groups.items())
+
+    def rollout(self, progress: Callable[[int, int], None] | None = None) -> list[Group]:
+        config, spread = self.config, self.learner.distributed
+        drawn = self.draw()
+        if spread.world > 1:
+            mine = spread.share([i for i, count in drawn for _ in range(count)])
+            drawn = [(i, mine.count(i)) for i in dict.fromkeys(mine)]
+        trees = [
+            TokenTree(self.prompts[i], kind=Kind.PROMPT, task=str(self.tasks[i]["id"]), seed=config.seed) for i, _ in drawn
+        ]
+        sampling = config.sampling(derive_seed(config.seed, "rollout", self.step, *([spread.rank] if spread.rank else [])))
+        groups: list[Group] = []
+        # Trees with equally many groups are sampled in one call.
+        for count in sorted({c for _, c in drawn}):
+            mine = [(tree, index) for tree, (index, c) in zip(trees, drawn, strict=True) if c == count]
+            new = self.engine.extend(
+                [(tree, 0) for tree, _ in mine], count * config.group_size, sampling, progress=progress
+            )
+            for (tree, index), nodes in zip(mine, new, strict=True):
+                for begin in range(0, len(nodes), config.group_size):
+                    groups.append(Group(self.tasks[index], tree, nodes[begin : begin + config.group_size]))
+        return groups
+
+    def judge_groups(self, groups: list[Group]) -> None:
+        """Rewards onto the groups and their trees.
+
+        Raises:
+            RewardError: every sample failed (a single failure only marks its sample).
+        """
+        items: list[Item] = [(g.tree, leaf, g.task) for g in groups for leaf in g.leaves]
+        results = list(self.judge(items))
+        if len(results) != len(items):
+            raise RewardError(f"the reward gave {len(results)} results for {len(items)} samples")
+        failed = [r for r in results if isinstance(r, RewardError)]
+        if len(failed) == len(items):
+            raise RewardError(f"every sample's reward failed; the first: {failed[0]}") from failed[0]
+        self.counts["verifier_calls"] += len(items)
+        place = 0
+        for group in groups:
+            group.results = results[place : place + len(group.leaves)]
+            place += len(group.leaves)
+            group.rewards = np.array([math.nan if isinstance(r, RewardError) else r.value for r in group.results])
+            for leaf, result in zip(group.leaves, group.results, strict=True):
+                if isinstance(result, RewardError):
+                    group.tree.meta[leaf]["error"] = str(result)
+                else:
+                    group.tree.reward[leaf] = result.value
+                    if result.parts:
+                        group.tree.meta[leaf]["parts"] = {k: float(v) for k, v in result.parts.items()}
+                    if result.why:
+                        group.tree.meta[leaf]["why"] = result.why
+
+    def assign(self, groups: list[Group]) -> list[Group]:
+        """Advantages onto the trees; returns the groups that are trained on."""
+        config = self.config
+        trained = []
+        for group in groups:
+            assert group.rewards is not None
+            if config.advantage == "group":
+                std = None if config.advantage_std == "none" else config.advantage_std
+                group.advantages = credit.group_normalised(group.rewards, std=std, eps=config.advantage_eps)
+            else:
+                group.advantages = credit.leave_one_out(group.rewards)
+            if config.drop_zero_variance and group.zero_variance:
+                continue
+            trained.append(group)
+            for leaf, advantage, reward in zip(group.leaves, group.advantages, group.rewards, strict=True):
+                if not math.isnan(reward):
+                    credit.assign(group.tree, leaf, float(advantage))
+        return trained
+
+    def update(self, groups: list[Group]) -> dict[str, float]:
+        """All optimiser steps of one rollout."""
+        config = self.config
+        trees = _distinct(groups)
+        columns: list[str] = []
+        if config.kl_coef:
+            assert self.reference is not None
+            for batch, values in self.reference.score_tokens(trees, temperature=config.temperature):
+                write_back(trees, batch, "ref_logprob", values)
+            columns.append("ref_logprob")
+        if config.ratio == "recompute" and config.updates_per_rollout > 1:
+            for batch, values in self.policy.score_tokens(trees, temperature=config.temperature):
+                write_back(trees, batch, "old_logprob", values)
+            columns.append("old_logprob")
+        metrics: list[dict[str, float]] = []
+        for part in _split(groups, config.updates_per_rollout):
+            mine = _distinct(part)
+            metrics.append(
+                self.learner.update(
+                    mine,
+                    self.loss,
+                    weights=None if config.updates_per_rollout == 1 else _weights(mine, part),
+                    reduction=config.reduction,
+                    max_length=config.max_new_tokens,
+                    columns=columns,
+                    temperature=config.temperature,
+                    entropy=True,
+                )
+            )
+        return _merge(metrics)
+
+    def train_step(self, progress: Callable[[int, int], None] | None = None) -> tuple[dict[str, float], list[Group]]:
+        """One step; returns its metrics and groups."""
+        began = time.perf_counter()
+        groups = self.rollout(progress)
+        sampled = time.perf_counter()
+        self.judge_groups(groups)
+        judged = time.perf_counter()
+        trained = self.assign(groups)
+        if self.on_groups:
+            self.on_groups(self.step, groups)
+        credited = time.perf_counter()
+        metrics = self._rollout_metrics(groups)
+        if trained:
+            metrics |= self.update(trained)
+        self.counts["tokens_trained"] = self.learner.tokens_trained
+        metrics |= {
+            "time/rollout": sampled - began,
+            "time/reward": judged - sampled,
+            "time/credit": credited - judged,
+            "time/step": time.perf_counter() - began,
+        }
+        self.step += 1
+        return metrics, groups
+
+    def _rollout_metrics(self, groups: list[Group]) -> dict[str, float]:
+        rewards = np.concatenate([g.rewards for g in groups if g.rewards is not None])
+        lengths = np.array([int(g.tree.length[leaf]) for g in groups for leaf in g.leaves])
+        stops = [int(g.tree.stop[leaf]) for g in groups for leaf in g.leaves]
+        self.counts["tokens_generated"] += int(lengths.sum())
+        out = {
+            "reward/mean": float(np.nanmean(rewards)),
+            "reward/std": float(np.nanstd(rewards)),
+            "reward/failed": float(sum(isinstance(r, RewardError) for g in groups for r in g.results)),
+            "frac_reward_zero_std": float(np.mean([g.zero_variance for g in groups])),
+            "completions/mean_length": float(lengths.mean()),
+            "completions/p95_length": float(np.percentile(lengths, 95)),
+            "completions/clipped_ratio": stops.count(Stop.LENGTH) / len(stops),
+            "tokens/generated": float(lengths.sum()),
+        }
+        parts: dict[str, list[float]] = {}
+        for group in groups:
+            for result in group.results:
+                if isinstance(result, Reward):
+                    for name, value in result.parts.items():
+                        parts.setdefault(name, []).append(value)
+        out |= {f"reward/{name}": float(np.mean(values)) for name, values in parts.items()}
+        out |= {f"stop/{s.name.lower()}": stops.count(s) / len(stops) for s in Stop if s in stops}
+        return out
+
+    # -- resume --
+    def state_dict(self) -> dict[str, Any]:
+        return {
+            "step": self.step,
+            "learner": self.learner.state_dict(),
+            "sampler": self.sampler.state_dict(),
+            "counts": dict(self.counts),
+        }
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self.step = state["step"]
+        self.learner.load_state_dict(state["learner"])
+        self.sampler.load_state_dict(state["sampler"])
+        self.counts = dict(state["counts"])
+
+
+def _distinct(groups: Sequence[Group]) -> list[TokenTree]:
+    return list({id(g.tree): g.tree for g in groups}.values())
+
+
+def _split(groups: list[Group], parts: int) -> list[list[Group]]:
+    """Near-equal consecutive parts, none empty."""
+    parts = min(parts, len(groups))
+    edges = [round(i * len(groups) / parts) for i in range(parts + 1)]
+    return [groups[a:b] for a, b in zip(edges, edges[1:], strict=False)]
+
+
+def _weights(trees: list[TokenTree], groups: list[Group]) -> list[np.ndarray]:
+    """Token weights that count only the leaves of these groups."""
+    out = {id(t): np.zeros(t.n_tokens, np.float32) for t in trees}
+    for group in groups:
+        for leaf in group.leaves:
+            span = group.tree.span(leaf)
+            out[id(group.tree)][span] = group.tree.weight[span]
+    return [out[id(t)] for t in trees]
+
+
+def _merge(rows: list[dict[str, float]]) -> dict[str, float]:
+    """Mean over the updates of a rollout; counts and times add up, maxima stay maxima."""
+    out: dict[str, float] = {}
+    for name in rows[0]:
+        values = [r[name] for r in rows if name in r]
+        if name.endswith("/max"):
+            out[name] = max(values)
+        elif name.startswith(("time/", "tokens/")):
+            out[name] = sum(values)
+        else:
+            out[name] = sum(values) / len(values)
+    return out
+
+
+__all__ = ["ForethoughtError", "Group", "Item", "Judge", "OnlineConfig", "OnlineTrainer", "Task", "grpo_loss"]
