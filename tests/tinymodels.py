@@ -55,6 +55,9 @@ class IntTokenizer:
     def decode(self, ids, **_):
         return "".join(f"<{i}>" for i in ids)
 
+    def save_pretrained(self, folder):
+        """Nothing to save."""
+
 
 def tiny(family: str, seed: int = 0):
     torch.manual_seed(seed)

@@ -20,8 +20,9 @@ from typing import Any, Literal
 import numpy as np
 import torch
 
-from forethought.data import BatchSampler, derive_seed
-from forethought.errors import ConfigError, DataError, ForethoughtError, RewardError
+from forethought.config import derive_seed
+from forethought.data import BatchSampler
+from forethought.errors import ConfigError, DataError, RewardError
 from forethought.learn.learner import Learner, Loss, Targets
 from forethought.learn.losses import LossOut, Reduction, entropy_bonus, kl_loss, policy_loss
 from forethought.learn.optim import OptimConfig
@@ -132,8 +133,7 @@ class Group:
     def zero_variance(self) -> bool:
         """No two valid rewards differ."""
         assert self.rewards is not None
-        valid = self.rewards[~np.isnan(self.rewards)]
-        return len(valid) < 2 or bool((valid == valid[0]).all())
+        return credit.is_zero_variance(self.rewards)
 
 
 Judge = Callable[[Sequence[Item]], Sequence[Reward | RewardError]]
@@ -154,12 +154,12 @@ def grpo_loss(config: OnlineConfig) -> Loss:
         if config.kl_coef:
             out = kl_loss(t.logp, t.columns["ref_logprob"], t.coef, estimator=config.kl_estimator)
             total = total + config.kl_coef * out.loss
-            metrics |= {"kl": float(out.loss.detach())}
+            metrics |= out.metrics
         if t.entropy is not None:
             out = entropy_bonus(t.entropy, t.coef)
             if config.entropy_coef:
                 total = total + config.entropy_coef * out.loss
-            metrics |= {"entropy": -float(out.loss.detach())}
+            metrics |= out.metrics
         sampled = torch.isfinite(t.behaviour)
         gap = (t.logp.detach() - t.behaviour)[sampled].abs()
         metrics["logprob_gap/max"] = float(gap.max()) if len(gap) else 0.0
@@ -229,10 +229,14 @@ class OnlineTrainer:
 
     # -- one step --
     def draw(self) -> list[tuple[int, int]]:
-        """(task index, groups) of the next step; repeats tasks until there are prompts_per_step groups."""
-        chosen: list[int] = []
+        """(task index, groups) of the next step.
+
+        Each task once an epoch (the last step of an epoch may have fewer groups); with fewer tasks than prompts_per_step
+        they are repeated until there are that many groups.
+        """
         want = self.config.prompts_per_step
-        while len(chosen) < want:
+        chosen = list(next(self.sampler))
+        while len(self.tasks) < want and len(chosen) < want:
             chosen.extend(next(self.sampler)[: want - len(chosen)])
         groups: dict[int, int] = {}
         for index in chosen:
@@ -438,6 +442,3 @@ def _merge(rows: list[dict[str, float]]) -> dict[str, float]:
         else:
             out[name] = sum(values) / len(values)
     return out
-
-
-__all__ = ["ForethoughtError", "Group", "Item", "Judge", "OnlineConfig", "OnlineTrainer", "Task", "grpo_loss"]

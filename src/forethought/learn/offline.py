@@ -1,0 +1,115 @@
+"""Offline learning: supervised fine-tuning on token trees made from records.
+
+Every record is one tree (`models.chat.sft_tree`); its targets are the assistant's tokens and their end tokens. Documents
+of a batch are packed without padding and cannot see each other.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+
+from forethought.config import derive_seed
+from forethought.data import BatchSampler
+from forethought.errors import ConfigError, DataError
+from forethought.learn.learner import Learner, Targets
+from forethought.learn.losses import LossOut, Reduction, sft_loss
+from forethought.learn.optim import OptimConfig
+from forethought.models.policy import Policy
+from forethought.tree.tree import TokenTree
+
+
+@dataclass(frozen=True, kw_only=True)
+class SFTConfig:
+    """Settings of supervised fine-tuning. One optimiser step sees `batch_size` records."""
+
+    epochs: int = 1
+    """Passes over the data; with `steps` > 0 that many steps are made instead."""
+    steps: int = 0
+    batch_size: int = 8
+    """Records a step; the last batch of an epoch may be smaller."""
+    reduction: Reduction = "token-mean"
+    micro_tokens: int = 4096
+    """Packed tokens per forward."""
+    eval_every: int = 0
+    save_every: int = 0
+    seed: int = 0
+    optim: OptimConfig = field(default_factory=lambda: OptimConfig(lr=2e-5))
+
+    def __post_init__(self):
+        bad = [
+            f"{name}={getattr(self, name)}: give at least 1"
+            for name in ("epochs", "batch_size", "micro_tokens")
+            if getattr(self, name) < 1
+        ]
+        if self.steps < 0:
+            bad.append(f"steps={self.steps}: give 0 (train for `epochs`) or a positive number")
+        if bad:
+            raise ConfigError("sft: " + "; ".join(bad))
+
+
+def sft_objective(t: Targets) -> LossOut:
+    """Mean negative log-likelihood of the targets."""
+    return sft_loss(t.logp, t.coef)
+
+
+class SFTTrainer:
+    """Supervised fine-tuning over trees whose token weights mark the targets.
+
+    Raises:
+        DataError: no trees, no target in any of them, or a path longer than the context.
+    """
+
+    def __init__(
+        self, policy: Policy, trees: Sequence[TokenTree], config: SFTConfig, *, compute: torch.dtype = torch.float32
+    ):
+        if not trees:
+            raise DataError("no records: the data is empty")
+        if not any(t.weight.any() for t in trees):
+            raise DataError("no record has a target: nothing of them is written by the assistant")
+        for number, tree in enumerate(trees):
+            longest = max(tree.path_length(n) for n in tree.leaves())
+            if longest > policy.context:
+                raise DataError(f"record {number} has {longest} tokens; the context is {policy.context}: give a max_length")
+        self.policy, self.trees, self.config = policy, list(trees), config
+        self.sampler = BatchSampler(
+            len(trees),
+            min(config.batch_size, len(trees)),
+            derive_seed(config.seed, "records"),
+            epochs=None if config.steps else config.epochs,
+        )
+        self.total = config.steps or config.epochs * -(-len(trees) // min(config.batch_size, len(trees)))
+        self.learner = Learner(
+            policy, config.optim, total_steps=self.total, compute=compute, micro_tokens=config.micro_tokens
+        )
+        self.step = 0
+        self.counts = {"tokens_generated": 0, "tokens_trained": 0}
+
+    def train_step(self, progress: Any = None) -> tuple[dict[str, float], list]:
+        """One optimiser step; a batch without any target is skipped and counted."""
+        share = self.learner.distributed.share([self.trees[i] for i in next(self.sampler)])
+        metrics: dict[str, float] = {"epoch": self.sampler.epoch}
+        if self.learner.distributed.sum(sum(float(t.weight.sum()) for t in share)) > 0:
+            metrics |= self.learner.update(share, sft_objective, reduction=self.config.reduction)
+        else:
+            metrics["batches_without_target"] = 1
+        self.counts["tokens_trained"] = self.learner.tokens_trained
+        self.step += 1
+        return metrics, []
+
+    def state_dict(self) -> dict[str, Any]:
+        return {
+            "step": self.step,
+            "learner": self.learner.state_dict(),
+            "sampler": self.sampler.state_dict(),
+            "counts": dict(self.counts),
+        }
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self.step = state["step"]
+        self.learner.load_state_dict(state["learner"])
+        self.sampler.load_state_dict(state["sampler"])
+        self.counts = dict(state["counts"])
