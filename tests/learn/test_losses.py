@@ -304,6 +304,7 @@ def test_no_rubbish_leaks_from_unused_tokens(rubbish):
         (reinforce_loss(dirty, advantage, coef), reinforce_loss(clean, t(1, 0, -2), coef)),
         (kl_loss(dirty, bad, coef), kl_loss(clean, ref, coef)),
         (kl_loss(dirty, bad, coef, clamp=None), kl_loss(clean, ref, coef, clamp=None)),
+        (kl_loss(dirty, bad, coef, old_logp=bad), kl_loss(clean, ref, coef, old_logp=ref)),
         (entropy_bonus(dirty, coef), entropy_bonus(clean, coef)),
         (sft_loss(dirty, coef), sft_loss(clean, coef)),
     ):
@@ -422,6 +423,18 @@ def test_the_estimators_on_average():
     }
     torch.testing.assert_close(gradient["k2"], true_gradient)
     torch.testing.assert_close(gradient["k1"], torch.zeros(3, dtype=torch.float64))
+
+
+def test_ratio_weighted_kl():
+    """The ratio's own gradient turns that of k3 into that of k2 on-policy: (exp(d) - d - 1) + (1 - exp(d)) = -d."""
+    logp, ref = leaf(-1.0), t(-1.5)
+    out = kl_loss(logp, ref, t(1), old_logp=t(-1.0))
+    assert out.loss.item() == pytest.approx(0.106531, abs=1e-6)
+    assert torch.autograd.grad(out.loss, logp)[0].item() == pytest.approx(0.5, abs=1e-6)
+    off = kl_loss(logp, ref, t(1), old_logp=t(-1.0 - math.log(2)))
+    assert off.loss.item() == off.metrics["kl"] == pytest.approx(2 * 0.106531, abs=1e-6)
+    with pytest.raises(DataError, match="old_logp is nan at target 0"):
+        kl_loss(logp, ref, t(1), old_logp=t(NAN))
 
 
 # -- entropy --

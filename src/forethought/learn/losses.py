@@ -239,14 +239,24 @@ def kl_loss(
     *,
     estimator: Estimator = "k3",
     clamp: float | None = 10.0,
+    old_logp: torch.Tensor | None = None,
 ) -> LossOut:
     """sum(coef * kl), to be multiplied by beta; see `kl`. Metric: kl.
+
+    Args:
+        old_logp: [M]; if given, each term is multiplied by the ratio exp(logp - old_logp), gradient included. Then the
+            gradient of k3 is, in expectation, that of KL(policy || reference), also off-policy (DeepSeek-V3.2, arXiv
+            2512.02556; TRL's default). None is GRPO as published.
 
     Raises:
         ConfigError: as `kl`. DataError: something non-finite where coef is not 0.
     """
     logp, ref_logp = _active(coef, logp=logp, ref_logp=ref_logp)
-    loss = (coef * kl(logp, ref_logp, estimator, clamp=clamp)).sum()
+    per_token = kl(logp, ref_logp, estimator, clamp=clamp)
+    if old_logp is not None:
+        (old_logp,) = _active(coef, old_logp=old_logp)
+        per_token = per_token * (logp - old_logp).clamp(-_MAX_LOG_RATIO, _MAX_LOG_RATIO).exp()
+    loss = (coef * per_token).sum()
     return LossOut(loss, {"kl": float(loss.detach())})
 
 
