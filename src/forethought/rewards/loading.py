@@ -16,6 +16,9 @@ from typing import Any
 
 from forethought.errors import ConfigError, nearest
 
+USER_MODULE = "user_file_"
+"""Modules that were loaded from a user's file are called this in `sys.modules`, then the file's name and a digest."""
+
 
 def load_object(spec: str, what: str) -> Any:
     """The object that `spec` names.
@@ -62,7 +65,7 @@ def _from_file(path: Path, spec: str, what: str) -> ModuleType:
         sys.path.append(folder)
     # Two files of one name must not overwrite each other in sys.modules.
     digest = hashlib.blake2b(str(path).encode(), digest_size=4).hexdigest()
-    name = f"user_{re.sub(r'[^0-9a-zA-Z_]', '_', path.stem)}_{digest}"
+    name = f"{USER_MODULE}{re.sub(r'[^0-9a-zA-Z_]', '_', path.stem)}_{digest}"
     found = importlib.util.spec_from_file_location(name, path)
     assert found is not None and found.loader is not None  # the name ends in .py
     module = importlib.util.module_from_spec(found)
