@@ -1,0 +1,233 @@
+"""The command `forethought`. Heavy imports happen inside the commands, so `--help` answers at once."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from forethought import __version__
+from forethought.errors import ConfigError, ForethoughtError
+
+_SETTINGS = "settings as key=value, dotted for groups (optim.lr=3e-5); unknown keys are errors"
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="forethought",
+        description="Language-model agents that get better by imagining, searching and learning.",
+        epilog="Start with `forethought demo`: it trains a real small model on your CPU and shows what it gained.",
+    )
+    parser.add_argument("--version", action="version", version=f"forethought {__version__}")
+    parser.add_argument("--debug", action="store_true", help="show the whole traceback of an error")
+    commands = parser.add_subparsers(dest="command", metavar="COMMAND")
+
+    def command(name: str, help: str, **kwargs) -> argparse.ArgumentParser:
+        sub = commands.add_parser(name, help=help, description=help[0].upper() + help[1:] + ".", **kwargs)
+        sub.set_defaults(function=globals()[f"_{name.replace('-', '_')}"])
+        return sub
+
+    def writes(sub: argparse.ArgumentParser, out: str) -> None:
+        sub.add_argument("--out", default=out, metavar="DIR", help=f"run folder (default: {out})")
+        how = sub.add_mutually_exclusive_group()
+        how.add_argument("--resume", action="store_true", help="go on with the run in DIR from its newest checkpoint")
+        how.add_argument("--overwrite", action="store_true", help="replace the run in DIR")
+
+    command("list", "list the systems with their papers and what their mini profile costs")
+
+    sub = command("run", "run a system: its method, the paper's baselines and the controls, at counted budget")
+    sub.add_argument("recipe", help="a name from `forethought list`")
+    sub.add_argument(
+        "--profile", default="smoke", choices=("smoke", "mini", "paper"), help="how large (default: smoke, seconds)"
+    )
+    sub.add_argument("--seeds", type=int, metavar="N", help="seeds 0 to N-1 (default: the profile's)")
+    sub.add_argument("--dry-run", action="store_true", help="print the resolved settings and stop")
+    writes(sub, "runs/RECIPE-PROFILE")
+    sub.add_argument("settings", nargs="*", metavar="key=value", help=_SETTINGS)
+
+    sub = command("train", "train your model on your data: sft (supervised) or grpo (with a reward)")
+    sub.add_argument("method", choices=("sft", "grpo"))
+    sub.add_argument("--model", required=True, help="registry name, Hugging Face id or local folder")
+    sub.add_argument("--data", required=True, help="JSONL (or parquet): messages | prompt + completion | prompt + columns")
+    sub.add_argument("--reward", metavar="FILE.py:NAME", help="grpo: a TRL-style, verl-style or native reward function")
+    sub.add_argument("--lora", action="store_true", help="train a LoRA adapter (extra: peft) instead of all weights")
+    sub.add_argument("--config", metavar="FILE.yaml", help="settings from a YAML file; key=value comes after it")
+    sub.add_argument("--prompt-column", default="prompt", help="column of the prompt (default: prompt)")
+    sub.add_argument("--answer-column", help="column that a reward reads as `answer`")
+    sub.add_argument("--eval-data", help="held-out records in the same columns, evaluated before and after")
+    sub.add_argument("--limit", type=int, help="use the first N records")
+    sub.add_argument("--device", help="cpu, cuda, mps (default: the best that is there)")
+    sub.add_argument("--dtype", choices=("fp32", "bf16"), help="compute precision (default: by device; the reason is printed)")
+    sub.add_argument("--dry-run", action="store_true", help="print the resolved settings and stop")
+    writes(sub, "runs/train")
+    sub.add_argument("settings", nargs="*", metavar="key=value", help=_SETTINGS)
+
+    sub = command("eval", "evaluate a model on problems with known answers, with intervals")
+    sub.add_argument("--model", required=True, help="registry name, Hugging Face id or local folder")
+    sub.add_argument("--data", required=True, help="JSONL (or parquet) of problems")
+    sub.add_argument("--prompt-column", default="prompt", help="column of the problem (default: prompt)")
+    sub.add_argument("--answer-column", default="answer", help="column of the gold answer (default: answer)")
+    sub.add_argument("--suffix", default="", help="text added to every problem")
+    sub.add_argument("--reward", metavar="FILE.py:NAME", help="judge with this reward (1 is right) instead of the math verifier")
+    sub.add_argument(
+        "--mode", default="math-verify", choices=("train-strict", "eval-qwen", "math-verify"), help="math verifier's mode"
+    )
+    sub.add_argument(
+        "--extract", default="box", choices=("box", "last_number", "bare"), help="what of a response counts as its answer"
+    )
+    sub.add_argument("--samples", type=int, default=1, help="samples a problem (more than 1 needs a temperature)")
+    sub.add_argument("--temperature", type=float, default=0.0)
+    sub.add_argument("--max-new-tokens", type=int, default=256)
+    sub.add_argument("--limit", type=int, help="use the first N problems")
+    sub.add_argument("--device", help="cpu, cuda, mps (default: the best that is there)")
+    sub.add_argument("--dtype", choices=("fp32", "bf16"), help="precision (default: by device; the reason is printed)")
+    writes(sub, "runs/eval")
+
+    sub = command("show", "show runs, or a data file, in the terminal")
+    sub.add_argument("paths", nargs="+", help="run folders (several are compared) or a JSONL file")
+    sub.add_argument("--trees", type=int, default=2, help="sampled rollouts to print (default: 2)")
+
+    sub = command("report", "write report.html of a run anew and print its path")
+    sub.add_argument("run", help="run folder")
+
+    sub = command("check-env", "walk through your environment and say which rules of the protocol it breaks")
+    sub.add_argument("env", metavar="FILE.py:NAME", help="a class or factory that makes the environment")
+    sub.add_argument("--seeds", type=int, default=3, help="episodes to walk (default: 3)")
+
+    command("doctor", "print what a bug report needs: versions, processor, precision, extras")
+
+    sub = command("demo", "train SmolLM2-135M-Instruct by GRPO on arithmetic, against controls, in minutes on a CPU")
+    sub.add_argument("--model", help="another model (default: smollm2-135m-instruct)")
+    writes(sub, "runs/demo")
+    sub.add_argument("settings", nargs="*", metavar="key=value", help=_SETTINGS)
+    return parser
+
+
+def _say(text: str) -> None:
+    print(text, file=sys.stderr, flush=True)
+
+
+def _finish(run_path: Path) -> None:
+    """What every writing command ends with: the table in the terminal and the page."""
+    from forethought.report.html import write_report
+    from forethought.report.terminal import show
+
+    page = write_report(run_path)
+    show(run_path, trees=0)
+    print(f"\nreport: {page}")
+
+
+def _list(args) -> None:
+    from forethought.recipes import CATALOGUE
+
+    for entry in CATALOGUE:
+        print(f"{entry.slug}\n    {entry.line}\n    paper: {entry.paper}; mini profile: {entry.mini}")
+        print(f"    forethought run {entry.slug}\n")
+    print("your own job: forethought train sft|grpo --model MODEL --data FILE.jsonl [--reward FILE.py:NAME]")
+
+
+def _run(args) -> None:
+    from forethought import recipes
+    from forethought.config import apply_overrides, dump_yaml
+    from forethought.rundir import RunDir
+
+    entry = recipes.find(args.recipe)
+    module = recipes.load(args.recipe)
+    overrides = list(args.settings)
+    if args.seeds is not None:
+        if args.seeds < 1:
+            raise ConfigError(f"--seeds {args.seeds}: give at least 1")
+        overrides.append(f"seeds={list(range(args.seeds))}")
+    config = apply_overrides(module.PROFILES[args.profile], overrides)
+    if args.dry_run:
+        print(dump_yaml(config), end="")
+        return
+    out = Path(f"runs/{entry.slug}-{args.profile}" if args.out == "runs/RECIPE-PROFILE" else args.out)
+    with RunDir.create(out, config, resume=args.resume, overwrite=args.overwrite) as run:
+        run.write_json("results.json", module.run(config, run, profile=args.profile))
+        _finish(run.path)
+
+
+def _train(args) -> None:
+    from forethought.recipes.train import train
+
+    path = train(args, say=_say)
+    if path is not None:
+        _finish(path)
+
+
+def _eval(args) -> None:
+    from forethought.recipes.evaluation import evaluate_model
+
+    _finish(evaluate_model(args, say=_say))
+
+
+def _show(args) -> None:
+    from forethought.report.terminal import compare, show, show_data
+
+    paths = [Path(p) for p in args.paths]
+    if all(p.is_file() for p in paths):
+        for path in paths:
+            show_data(path)
+    elif len(paths) == 1:
+        show(paths[0], trees=args.trees)
+    else:
+        compare(paths)
+
+
+def _report(args) -> None:
+    from forethought.report.html import write_report
+
+    print(write_report(Path(args.run)))
+
+
+def _check_env(args) -> int:
+    from forethought.envs.check import check_env
+
+    report = check_env(args.env, seeds=args.seeds)
+    print(report.render())
+    return 0 if report.ok else 1
+
+
+def _doctor(args) -> None:
+    from forethought.doctor import collect, render
+
+    print(render(collect()))
+
+
+def _demo(args) -> None:
+    from forethought.config import apply_overrides
+    from forethought.recipes import demo
+    from forethought.rundir import RunDir
+
+    settings = list(args.settings) + ([f"model={args.model}"] if args.model else [])
+    config = apply_overrides(demo.DemoConfig(), settings)
+    with RunDir.create(args.out, config, resume=args.resume, overwrite=args.overwrite) as run:
+        run.write_json("results.json", demo.run(config, run, say=_say))
+        _finish(run.path)
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Entry point. Exit status: 0 done, 1 a check found problems, 2 bad input, 130 interrupted (and saved)."""
+    parser = _parser()
+    args = parser.parse_args(argv)
+    if args.command is None:
+        parser.print_help()
+        return 0
+    try:
+        return args.function(args) or 0
+    except ForethoughtError as error:
+        if args.debug:
+            raise
+        _say(f"forethought: {error}")
+        return 2
+    except KeyboardInterrupt as error:
+        _say(f"\nforethought: {error or 'interrupted'}")
+        return 130
+    except BrokenPipeError:
+        return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
