@@ -11,7 +11,7 @@ from typing import Any, Literal
 import numpy as np
 import pytest
 import yaml
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from forethought.config import (
@@ -297,6 +297,7 @@ plain_values = st.recursive(
 )
 
 
+@settings(deadline=None)
 @given(st.dictionaries(st.text("abcxyz_", min_size=1), plain_values, max_size=4))
 def test_dumped_yaml_reads_back_equal_here_and_elsewhere(data):
     text = dump_yaml(data)
@@ -335,6 +336,7 @@ jobs = st.builds(
 )
 
 
+@settings(deadline=None)
 @given(jobs)
 def test_a_config_survives_dict_json_and_yaml(job):
     assert from_dict(Job, to_dict(job)) == job

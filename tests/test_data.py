@@ -12,7 +12,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from forethought.data import BatchSampler, column, load_tasks, read_jsonl, read_rows, write_jsonl
@@ -125,6 +125,7 @@ json_values = st.recursive(
 )
 
 
+@settings(deadline=None)
 @given(rows=st.lists(st.dictionaries(st.text(), json_values, max_size=3), max_size=4))
 def test_rows_survive_writing_and_reading(rows, tmp_path_factory):
     path = tmp_path_factory.mktemp("rows") / "r.jsonl"
@@ -389,6 +390,7 @@ def test_h13_resume_in_mid_epoch_in_a_new_process(tmp_path):
     assert sorted(sum(seen + rest, [])) == sorted(list(range(10)) * 2)
 
 
+@settings(deadline=None)
 @given(
     n=st.integers(1, 20),
     batch=st.integers(1, 25),

@@ -27,13 +27,9 @@ from forethought.errors import RunError
 
 _SURROGATE = "holds half of a surrogate pair (U+D800 to U+DFFF), which is not text"
 MANIFEST = "MANIFEST.json"
-_FULL_DISK = (
-    "No space left",
-    "os error 28",
-    "File too large",
-    "os error 27",
-    "Disk quota",
-    "PytorchStreamWriter failed",
+_FULL_DISK = (  # what writes that do not raise a plain OSError say: safetensors, torch, numpy
+    *("No space left", "os error 28", "File too large", "os error 27", "Disk quota"),
+    *("PytorchStreamWriter failed", "requested and"),
 )
 _TEMP = ".*.tmp-*"
 _OLD = ".*.old"
@@ -155,7 +151,7 @@ def _is_full(err: BaseException | None) -> bool:
     while err is not None:
         if isinstance(err, OSError) and err.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
             return True
-        if any(words in str(err) for words in _FULL_DISK):  # safetensors, torch
+        if any(words in str(err) for words in _FULL_DISK):
             return True
         err = err.__cause__ or err.__context__
     return False

@@ -94,8 +94,8 @@ class TreeStore:
 
     def __init__(self, path: str | Path, *, readonly: bool = False):
         self.path = Path(path)
-        if readonly and not self.path.is_file():
-            raise RunError(f"{self.path}: no such tree store")
+        if readonly and not os.path.isfile(self.path):
+            raise RunError(f"{self.path}: no such tree store (or no permission to look into its folder)")
         with self._errors():
             self._db = self._connect(readonly)
         try:
