@@ -7,6 +7,7 @@ import json
 import os
 import random
 import resource
+import shutil
 import signal
 import subprocess
 import sys
@@ -706,6 +707,63 @@ def test_kill_9_at_random_moments_loses_no_finished_checkpoint_and_changes_no_nu
     assert (broken / "results.json").read_bytes() == (oracle / "results.json").read_bytes()
     assert len(steps_in(broken / "checkpoints")) == 2
     assert (broken / "log.txt").read_text().count("ended without closing this folder") >= kills - 1
+
+
+def killed_at(call: int, action) -> bool:
+    """Run the action in a forked child that kills itself in front of its n-th file system call; True if so."""
+    pid = os.fork()
+    if pid == 0:
+        left = [call]
+
+        def count(real):
+            def counted(*args, **kwargs):
+                left[0] -= 1
+                if left[0] == 0:
+                    os.kill(os.getpid(), signal.SIGKILL)
+                return real(*args, **kwargs)
+
+            return counted
+
+        for name in ("mkdir", "fsync", "rename", "replace", "unlink", "rmdir", "write", "ftruncate"):
+            setattr(os, name, count(getattr(os, name)))
+        try:
+            action()
+        finally:
+            os._exit(0)
+    return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == -signal.SIGKILL
+
+
+def test_a_kill_in_front_of_any_file_system_call_of_resume_and_save(tmp_path):
+    with RunDir.create(tmp_path / "start", {"steps": 1}) as run:
+        save(run, 10)
+        save(run, 20)
+
+    def action():
+        with RunDir.create(path, {"steps": 2}, resume=True, may_change=("steps",)) as run:
+            run.log_metrics({"x": 1}, 1)
+            with run.checkpoint(20) as folder:  # the one that exists is replaced
+                (folder / "new").write_text("new")
+            save(run, 30)
+            run.write_json("results.json", {"done": True})
+
+    call = 1
+    while True:
+        path = tmp_path / f"run{call}"
+        shutil.copytree(tmp_path / "start", path)
+        (path / ".lock").write_text("")
+        if not killed_at(call, action):
+            break
+        with RunDir.create(path, {"steps": 2}, resume=True, may_change=("steps",)) as run:
+            found = run.latest_checkpoint()
+            assert found is not None and found.name >= "step_00000020" and run.skipped == []
+            assert all(line == {"step": 1, "x": 1} for line in run.metrics())
+            assert run.config == {"steps": 2}
+            if (path / "results.json").exists():
+                assert json.loads((path / "results.json").read_text()) == {"done": True}
+            left = [str(p) for p in path.rglob("*") if p.name.startswith(".") and p.name != ".lock"]
+            assert left == []
+        call += 1
+    assert call > 40 and steps_in(path / "checkpoints") == ["step_00000020", "step_00000030"]
 
 
 # -- versions and random state ---------------------------------------------------------------------------------------

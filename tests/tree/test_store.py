@@ -318,3 +318,47 @@ def test_kill_9_at_random_moments_loses_at_most_the_tree_in_flight(tmp_path):
                 assert same(store.load(row.id), TokenTree(rng.integers(0, 2**31, int(rng.integers(1, 60_000)))))
             stored = len(rows)
     assert stored >= 12
+
+
+SUICIDE = """
+import os, signal, sys
+from forethought.tree.store import TreeStore
+from forethought.tree.tree import TokenTree
+store = TreeStore(sys.argv[1])
+store._db.create_function("die", 0, lambda: os.kill(os.getpid(), signal.SIGKILL))
+store._db.execute("PRAGMA cache_size = 1")  # so that pages of the open transaction are already in the log
+store._db.execute(f"CREATE TEMP TRIGGER t {sys.argv[2]} INSERT ON main.trees BEGIN SELECT die(); END")
+store.append(TokenTree(i * 7919 % 10007 for i in range(50000)), task="lost", step=9)
+"""
+
+
+@pytest.mark.parametrize("moment", ["BEFORE", "AFTER"])
+def test_a_kill_inside_the_insert_itself(tmp_path, moment):
+    path = tmp_path / "t.sqlite"
+    with TreeStore(path) as store:
+        store.append(group(3), task="kept", step=1)
+    done = subprocess.run([sys.executable, "-c", SUICIDE, path, moment], timeout=60)
+    assert done.returncode == -signal.SIGKILL
+    if moment == "AFTER":
+        assert Path(f"{path}-wal").stat().st_size > 20_000  # a half-written transaction was left behind
+    with TreeStore(path) as store:
+        assert [row.task for row in store.query()] == ["kept"] and same(store.load(1), group(3))
+        assert store.append(group(1), task="next", step=2) == 2
+
+
+def test_a_log_cut_at_any_length_loses_only_the_last_trees(tmp_path):
+    path = tmp_path / "t.sqlite"
+    with TreeStore(path) as store:
+        for step in range(4):
+            store.append(group(2, 2000), task="t", step=step)
+        data, log = path.read_bytes(), Path(f"{path}-wal").read_bytes()
+    counts = []
+    for cut in np.linspace(0, len(log), 23).astype(int):
+        copy = tmp_path / f"cut{cut}.sqlite"
+        copy.write_bytes(data)
+        Path(f"{copy}-wal").write_bytes(log[:cut])
+        with TreeStore(copy) as store:
+            assert [row.step for row in store.query()] == list(range(len(store)))
+            assert all(same(store.load(row.id), group(2, 2000)) for row in store.query())
+            counts.append(len(store))
+    assert counts == sorted(counts) and set(counts) == {0, 1, 2, 3, 4}
