@@ -96,6 +96,8 @@ def test_overwrite_removes_the_run_and_nothing_else(tmp_path):
         run.write_json("history.json", {})
         with run.save_folder("model") as folder:
             (folder / "w").write_text("x")
+        with RunDir.create(tmp_path / "arms" / "grpo" / "seed0", {}) as inner:  # a recipe's piece with its own folder
+            inner.write_json("done.json", {})
         (tmp_path / "notes.md").write_text("keep")
     with RunDir.create(tmp_path, {"steps": 1}, overwrite=True) as run:
         assert steps_in(tmp_path) == [".lock", "config.yaml", "log.txt", "notes.md"]
