@@ -81,9 +81,9 @@ def test_a_token_budget_changes_nothing(llama, forest):
 
 
 @pytest.mark.parametrize("family", list(CONFIGS))
-@pytest.mark.parametrize("dense", [True, False])
+@pytest.mark.parametrize("dense", [True, False, None])
 def test_families(family, dense, monkeypatch):
-    """Sliding windows shorter than the path, soft caps, q/k norms; both exact ways to compute tree attention."""
+    """Sliding windows shorter than the path, soft caps, q/k norms; all exact ways to compute tree attention."""
     tree = TokenTree([5, 9, 3, 7, 8, 4])
     a = tree.add(0, [11, 12, 13, 14, 15, 16, 17])
     for ids in ([21, 22, 23], [31, 32, 33, 34, 35, 36], [], [41]):

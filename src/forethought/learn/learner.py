@@ -29,7 +29,8 @@ class Targets:
     """What a loss sees of one micro-batch; flat float32 tensors [M], one entry per trained token.
 
     logp: log-probs under the policy now (with gradient). entropy: of its distribution there (with gradient), if asked.
-    behaviour: the sampler's log-probs (NaN where not sampled). advantage, coef (global reduction coefficients), sequence.
+    behaviour: the sampler's log-probs (NaN where not sampled). advantage; coef: global reduction coefficients;
+    share: each token's share of all trained tokens (sums to 1 over the global batch), for metrics; sequence.
     columns: further token columns by name.
     """
 
@@ -38,6 +39,7 @@ class Targets:
     behaviour: torch.Tensor
     advantage: torch.Tensor
     coef: torch.Tensor
+    share: torch.Tensor
     sequence: torch.Tensor
     columns: dict[str, torch.Tensor]
 
@@ -102,13 +104,11 @@ class Learner:
         """
         began = time.perf_counter()
         batches = self.pack(trees, columns, weights)
-        coefficients = reduction_coefficients(
-            torch.cat([b.weight for b in batches]) if batches else torch.zeros(0),
-            torch.cat([b.sequence for b in batches]) if batches else torch.zeros(0, dtype=torch.long),
-            reduction,
-            max_length=max_length,
-            total=self.distributed.sum,
-        )
+        weight = torch.cat([b.weight for b in batches]) if batches else torch.zeros(0)
+        sequence = torch.cat([b.sequence for b in batches]) if batches else torch.zeros(0, dtype=torch.long)
+        total = self.distributed.sum
+        coefficients = reduction_coefficients(weight, sequence, reduction, max_length=max_length, total=total)
+        shares = reduction_coefficients(weight, sequence, "token-mean", total=total)
         if self.distributed.sum(float(len(coefficients))) == 0:
             raise DataError("nothing to train on: no token of the batch has a weight above 0")
         packed = time.perf_counter()
@@ -116,10 +116,21 @@ class Learner:
         self.policy.model.train()
         begin = 0
         for batch in batches:
-            coef = coefficients[begin : begin + batch.n_targets]
+            here = slice(begin, begin + batch.n_targets)
             begin += batch.n_targets
             logp, spread = self.policy.logprobs(batch, temperature=temperature, entropy=entropy)
-            out = loss(Targets(logp, spread, batch.columns["logprob"], batch.advantage, coef, batch.sequence, batch.columns))
+            out = loss(
+                Targets(
+                    logp=logp,
+                    entropy=spread,
+                    behaviour=batch.columns["logprob"],
+                    advantage=batch.advantage,
+                    coef=coefficients[here],
+                    share=shares[here],
+                    sequence=batch.sequence,
+                    columns=batch.columns,
+                )
+            )
             if not torch.isfinite(out.loss):
                 self.optimizer.zero_grad()
                 raise FloatingPointError(f"the loss is {float(out.loss)}; no weight was changed")

@@ -148,22 +148,29 @@ def grpo_loss(config: OnlineConfig) -> Loss:
         total = t.logp.sum() * 0.0
         if config.policy_coef:
             old = t.behaviour if config.ratio == "behaviour" else t.columns.get("old_logprob", t.logp.detach())
-            out = policy_loss(t.logp, old, t.advantage, t.coef, clip_low=config.clip_low, clip_high=config.clip_high)
+            out = policy_loss(
+                t.logp,
+                old,
+                t.advantage,
+                t.coef,
+                clip_low=config.clip_low,
+                clip_high=config.clip_high,
+                metric_coef=t.share,
+            )
             total = total + config.policy_coef * out.loss
             metrics |= out.metrics | {"loss/policy": float(out.loss.detach())}
         if config.kl_coef:
-            out = kl_loss(t.logp, t.columns["ref_logprob"], t.coef, estimator=config.kl_estimator)
-            total = total + config.kl_coef * out.loss
-            metrics |= out.metrics
+            reference = t.columns["ref_logprob"]
+            total = total + config.kl_coef * kl_loss(t.logp, reference, t.coef, estimator=config.kl_estimator).loss
+            metrics |= kl_loss(t.logp.detach(), reference, t.share, estimator=config.kl_estimator).metrics
         if t.entropy is not None:
-            out = entropy_bonus(t.entropy, t.coef)
             if config.entropy_coef:
-                total = total + config.entropy_coef * out.loss
-            metrics |= out.metrics
+                total = total + config.entropy_coef * entropy_bonus(t.entropy, t.coef).loss
+            metrics |= entropy_bonus(t.entropy.detach(), t.share).metrics
         sampled = torch.isfinite(t.behaviour)
         gap = (t.logp.detach() - t.behaviour)[sampled].abs()
         metrics["logprob_gap/max"] = float(gap.max()) if len(gap) else 0.0
-        metrics["logprob_gap/mean"] = float((gap * t.coef[sampled]).sum())
+        metrics["logprob_gap/mean"] = float((gap * t.share[sampled]).sum())
         return LossOut(total, metrics)
 
     return loss

@@ -13,6 +13,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
+from dataclasses import dataclass
 from typing import Protocol
 
 import torch
@@ -198,23 +199,99 @@ class _Dense:
         return out[0].transpose(0, 1)
 
 
+@dataclass
+class _Row:
+    """Queries that share one list of keys: a small segment under its mask, or one child span under its path."""
+
+    queries: torch.Tensor
+    keys: torch.Tensor
+    seen: torch.Tensor  # [queries, keys]
+
+
+class _Rows:
+    """Many small rows in one call, padded to a common size: what keeps batches of short trees from thousands of calls."""
+
+    def __init__(self, rows: list[_Row], positions: torch.Tensor):
+        device = positions.device
+        m, s = max(len(r.queries) for r in rows), max(len(r.keys) for r in rows)
+        q = torch.zeros(len(rows), m, dtype=torch.long)
+        k = torch.zeros(len(rows), s, dtype=torch.long)
+        seen = torch.zeros(len(rows), m, s, dtype=torch.bool)
+        real = torch.zeros(len(rows), m, dtype=torch.bool)
+        for i, row in enumerate(rows):
+            q[i, : len(row.queries)] = row.queries
+            k[i, : len(row.keys)] = row.keys
+            seen[i, : len(row.queries), : len(row.keys)] = row.seen
+            real[i, : len(row.queries)] = True
+        seen[~real] = True  # a padded query sees something, so that its softmax stays finite; it is dropped below
+        self.shape = q.shape, k.shape
+        self.queries = q[real].to(device)
+        self.real = None if bool(real.all()) else real.flatten().nonzero().squeeze(1).to(device)
+        self.q, self.k = q.flatten().to(device), k.flatten().to(device)
+        self._depth = positions[self.q].view(q.shape), positions[self.k].view(k.shape)
+        self._masks: dict[int | None, torch.Tensor] = {None: seen[:, None].to(device)}
+
+    def attend(self, q, k, v, *, scaling, window, softcap) -> torch.Tensor:
+        if window not in self._masks:
+            near = self._depth[0][:, :, None] - self._depth[1][:, None] < window
+            self._masks[window] = self._masks[None] & near[:, None]
+        heads, size = q.shape[1], q.shape[-1]
+        (rows, m), (_, s) = self.shape
+
+        def pick(x: torch.Tensor, index: torch.Tensor, length: int) -> torch.Tensor:
+            return x[0].index_select(1, index).view(x.shape[1], rows, length, size).transpose(0, 1)
+
+        out = masked_attention(
+            pick(q, self.q, m),
+            pick(k, self.k, s),
+            pick(v, self.k, s),
+            self._masks[window],
+            scaling=scaling,
+            softcap=softcap,
+        )
+        out = out.transpose(1, 2).reshape(rows * m, heads, size)
+        return out if self.real is None else out.index_select(0, self.real)
+
+
+def _buckets(rows: list[_Row]) -> Iterator[list[_Row]]:
+    """Rows of like size together, as long as padding costs less than a further call."""
+    rows = sorted(rows, key=lambda r: (len(r.keys), len(r.queries)))
+    bucket: list[_Row] = []
+    true, m = 0, 0
+    for row in rows:
+        cost = len(row.queries) * len(row.keys)
+        widest = max(m, len(row.queries))
+        padded = (len(bucket) + 1) * widest * len(row.keys)
+        if bucket and padded > 2 * (true + cost) + _CALL_COST:
+            yield bucket
+            bucket, true, widest = [], 0, len(row.queries)
+        bucket.append(row)
+        true, m = true + cost, widest
+    if bucket:
+        yield bucket
+
+
 # Cost of one more attention call, in units of (query, key) pairs; measured on 2 CPU cores, where a call costs about
 # as much as 20,000 pairs. It only decides between two exact ways of computing the same thing.
 _CALL_COST = 20_000
+# Segments and families below this many pairs are gathered into padded rows; above it, one call each costs less than the
+# copies that gathering makes.
+_SMALL = 60_000
 
 
 class TreeContext:
     """Attention over packed trees: every token sees its ancestors and itself.
 
     `capture`: keep k and v of every layer ([K, N, d] each) for an engine's prefill.
-    `dense`: True or False forces one of the two exact ways, None chooses the cheaper for each segment.
+    `dense`: True or False forces one of the two exact ways for all, None chooses the cheaper for each segment.
     """
 
     def __init__(self, batch: Batch, *, capture: bool = False, dense: bool | None = None):
         device = batch.ids.device
         self.keys: dict[int, torch.Tensor] | None = {} if capture else None
         self.values: dict[int, torch.Tensor] | None = {} if capture else None
-        self._parts: list[_Family | _Dense] = []
+        self._parts: list[_Family | _Dense | _Rows] = []
+        small: list[_Row] = []
         for segment in batch.segments:
             families: dict[int, list[int]] = {}
             for index, span in enumerate(segment.spans):
@@ -227,14 +304,31 @@ class TreeContext:
             else:
                 use_dense = dense
             if use_dense:
-                self._parts.append(_Dense(batch, segment, device))
-            else:
-                self._parts.extend(_Family(segment, p, c, device) for p, c in families.items())
+                if dense is None and (segment.stop - segment.start) ** 2 < _SMALL:
+                    tokens = torch.arange(segment.start, segment.stop)
+                    small.append(_Row(tokens, tokens, batch.visible(segment)))
+                else:
+                    self._parts.append(_Dense(batch, segment, device))
+                continue
+            for parent, children in families.items():
+                if dense is None and self._cost(segment, parent, children) < _SMALL:
+                    small.extend(self._row(segment, child) for child in children)
+                else:
+                    self._parts.append(_Family(segment, parent, children, device))
+        self._parts.extend(_Rows(bucket, batch.positions) for bucket in _buckets(small))
         order = torch.cat([p.queries for p in self._parts])
         self._inverse: torch.Tensor | None = None
         if not bool((order == torch.arange(len(order), device=device)).all()):
             self._inverse = torch.empty_like(order)
             self._inverse[order] = torch.arange(len(order), device=device)
+
+    @staticmethod
+    def _row(segment: Segment, child: int) -> _Row:
+        spans = segment.spans
+        keys = torch.cat([torch.arange(spans[i].start, spans[i].stop) for i in segment.path(child)])
+        size = spans[child].stop - spans[child].start
+        seen = torch.ones(size, len(keys), dtype=torch.bool).tril_(len(keys) - size)
+        return _Row(keys[len(keys) - size :], keys, seen)
 
     @staticmethod
     def _cost(segment: Segment, parent: int, children: list[int]) -> int:

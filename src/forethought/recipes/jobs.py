@@ -132,5 +132,5 @@ def gather(job: Job, run: RunDir, trees: int = 8) -> None:
             target.truncate_after(-1, arm=job.arm, seed=job.seed)
             for row in reversed(source.query(newest_first=True, limit=trees)):
                 target.append(
-                    source.load(row["id"]), task=row["task"], step=row["step"], arm=job.arm, seed=job.seed, kind=row["kind"]
+                    source.load(row.id), task=row.task, step=row.step, arm=job.arm, seed=job.seed, kind=row.kind
                 )
