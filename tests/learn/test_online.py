@@ -284,7 +284,7 @@ def test_kill_dash_nine_and_resume_equals_an_unbroken_run(tmp_path):
     from forethought.tree.store import TreeStore
 
     rows = [
-        [r["step"] for r in TreeStore(tmp_path / f / "trees.sqlite", readonly=True).query()]
+        [r.step for r in TreeStore(tmp_path / f / "trees.sqlite", readonly=True).query()]
         for f in ("whole", "killed1")
     ]
     assert rows[0] == rows[1] == list(range(1, 13))

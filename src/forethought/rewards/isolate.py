@@ -16,6 +16,7 @@ import sys
 import threading
 import time
 import weakref
+from collections.abc import Mapping
 from multiprocessing import Pipe
 from multiprocessing.connection import Connection
 from typing import Any
@@ -35,9 +36,10 @@ class Worker:
     Args:
         target: `package.module:function`; the child calls `function(connection, *args)` and ends when it returns.
         args: sent pickled.
+        env: environment variables, besides this process's own.
     """
 
-    def __init__(self, target: str, *args: Any):
+    def __init__(self, target: str, *args: Any, env: Mapping[str, str] | None = None):
         self.connection, theirs = Pipe()
         # PR_SET_PDEATHSIG fires when the creating *thread* ends, so only the main thread may ask for it.
         main_thread = threading.current_thread() is threading.main_thread()
@@ -46,7 +48,11 @@ class Worker:
             f"from forethought.rewards.isolate import _child\n_child({theirs.fileno()}, {os.getpid()}, {main_thread})"
         )
         self.process = subprocess.Popen(
-            [sys.executable, "-c", code], pass_fds=[theirs.fileno()], stdin=subprocess.DEVNULL, start_new_session=True
+            [sys.executable, "-c", code],
+            pass_fds=[theirs.fileno()],
+            stdin=subprocess.DEVNULL,
+            start_new_session=True,
+            env={**os.environ, **(env or {})},
         )
         theirs.close()
         self._finalizer = weakref.finalize(self, _kill, self.process, self.connection)
@@ -59,8 +65,8 @@ class Worker:
         except OSError as err:
             raise WorkerDied(self._ending()) from err
 
-    def receive(self, timeout: float) -> Any:
-        """The next message. Raises: WorkerHung, WorkerDied; in both cases the child is gone."""
+    def receive(self, timeout: float | None) -> Any:
+        """The next message (None waits for ever). Raises: WorkerHung, WorkerDied; in both cases the child is gone."""
         try:
             if self.connection.poll(timeout):
                 return self.connection.recv()
