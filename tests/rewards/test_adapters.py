@@ -433,7 +433,7 @@ def rewards_file(tmp_path):
         "    return [BONUS + (c == a) for c, a in zip(completions, answer)]\n"
         "def compute_score(data_source, solution_str, ground_truth, extra_info=None):\n"
         "    if solution_str == 'hang': re.match('(a+)+$', 'a' * 40 + 'b')\n"  # holds the interpreter
-        "    if solution_str == 'sleep': subprocess.Popen(['sleep', '300']); time.sleep(60)\n"
+        "    if solution_str == 'sleep': subprocess.Popen(['sleep', '300.817']); time.sleep(60)\n"
         "    if solution_str == 'exit': os._exit(0)\n"
         "    if solution_str == 'kill': os.kill(os.getpid(), 9)\n"
         "    if solution_str == 'read': return float(len(sys.stdin.read()))\n"
@@ -473,19 +473,35 @@ def test_a_hang_an_exit_and_a_crash_cost_their_own_sample(rewards_file):
         assert "exited with 0" in str(out[3]) and "SIGKILL" in str(out[4])
 
 
+def test_ctrl_c_in_a_batch_does_not_shift_the_answers_of_the_next(rewards_file, monkeypatch):
+    with RewardRunner(load_reward(f"{rewards_file}:native"), timeout=20) as runner:
+        runner(items("a"))
+        worker = next(iter(runner._workers.values()))
+        receive = iter([KeyboardInterrupt])
+
+        def interrupted(timeout):
+            raise next(receive)
+
+        monkeypatch.setattr(worker, "receive", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            runner(items("aa", "aaa"))
+        assert values(runner(items("aaaa", "aaaaa"))) == [4.0, 5.0]
+
+
 def test_a_killed_child_takes_its_children_with_it_and_leaves_no_zombie(rewards_file):
     psutil = pytest.importorskip("psutil")
+    before = psutil.Process().children()
     scorer = load_reward(f"{rewards_file}:compute_score", decode=decode)
     with RewardRunner(scorer, timeout=0.5) as runner:
         (out,) = runner(items("sleep", answer=["x"]))
     assert isinstance(out, RewardError)
     deadline = time.monotonic() + 5
     while time.monotonic() < deadline and any(
-        p.info["cmdline"] == ["sleep", "300"] for p in psutil.process_iter(["cmdline"])
+        p.info["cmdline"] == ["sleep", "300.817"] for p in psutil.process_iter(["cmdline"])
     ):
         time.sleep(0.05)
-    assert not [p for p in psutil.process_iter(["cmdline"]) if p.info["cmdline"] == ["sleep", "300"]]
-    assert psutil.Process().children() == []
+    assert not [p for p in psutil.process_iter(["cmdline"]) if p.info["cmdline"] == ["sleep", "300.817"]]
+    assert psutil.Process().children() == before
 
 
 def test_the_child_dies_with_its_parent_even_while_it_hangs(rewards_file, tmp_path):

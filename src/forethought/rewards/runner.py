@@ -161,6 +161,11 @@ class RewardRunner:
                     f"reward function {scorer.name!r}: its arguments cannot be sent to another process "
                     f"({describe(err)}); use isolation='thread'"
                 ) from err
+            except BaseException:
+                # Ctrl-C: answers that still come would be taken for those of the next batch.
+                if stale := self._workers.pop(scorer.spec, None):
+                    stale.close()
+                raise
         return out
 
     def _start(self, scorer: Scorer) -> Worker:
