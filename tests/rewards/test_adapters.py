@@ -2,6 +2,7 @@
 
 import asyncio
 import functools
+import importlib.util
 import math
 import os
 import subprocess
@@ -657,3 +658,23 @@ def test_the_sum_is_that_of_trl():
     expected = np.where(np.isnan(table).all(1), np.nan, np.nansum(table * weights, axis=1))
     got = [o.value for o in two_parts().batch([item("x", a=a, b=b) for a, b in rows])]
     np.testing.assert_allclose(got, expected)
+
+
+def test_trls_own_functions_run_as_they_are():
+    """The functions that TRL ships give through the adapter what TRL says of them."""
+    rewards = pytest.importorskip("trl.rewards", reason="the extra `trl` is not installed")
+    chat = [{"role": "user", "content": "2+2?"}]
+    batch = [item("<think>\nsum\n</think>\n4", prompt=chat), item("4", prompt=chat)]
+    think = from_trl(rewards.think_format_reward, decode=decode)
+    assert values(RewardRunner(think, timeout=30)(batch)) == [1.0, 0.0]
+    overlong = from_trl(
+        rewards.get_soft_overlong_punishment(max_completion_len=20, soft_punish_cache=10), decode=decode
+    )
+    out = RewardRunner(overlong, timeout=30)([item("x" * n, prompt=chat) for n in (5, 15, 25)])
+    assert values(out) == [0.0, -0.5, -1.0]
+    if importlib.util.find_spec("math_verify") is None:
+        return  # TRL's accuracy reward stands on it
+    accuracy = from_trl(rewards.accuracy_reward, decode=decode)
+    batch = [item(r"\boxed{4}", prompt=chat, solution=s) for s in ("$4$", "$5$", "no formula")]
+    right, wrong, unreadable = RewardRunner(accuracy, timeout=60)(batch)
+    assert (right.value, wrong.value) == (1.0, 0.0) and math.isnan(unreadable.value)
