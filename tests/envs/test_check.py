@@ -217,3 +217,6 @@ def test_long_lists_of_messages_are_cut():
 def test_settings_are_checked():
     with pytest.raises(ConfigError, match="give at least one task and seed, and positive limits"):
         check("Good", seeds=())
+    with pytest.raises(ConfigError, match="seeds=0"):
+        check("Good", seeds=0)
+    assert check("Good", seeds=3).episodes == 3

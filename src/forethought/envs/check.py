@@ -120,7 +120,7 @@ def check_env(
     *,
     tasks: Sequence[Any] = (None,),
     actions: Sequence[str] | None = None,
-    seeds: Sequence[int] = (0, 1),
+    seeds: int | Sequence[int] = 2,
     max_steps: int = 30,
     call_limit: float = 5.0,
 ) -> Report:
@@ -132,13 +132,14 @@ def check_env(
         tasks: passed to reset; the first three are walked.
         actions: what to play; else `info["actions"]` where the environment gives a list of legal actions, else words
             that most environments will call invalid (give actions, or the end of an episode is hardly ever seen).
-        seeds: each task is walked once with each seed.
+        seeds: each task is walked once with each seed; a number n stands for the seeds 0 to n - 1.
         max_steps: steps an episode.
         call_limit: seconds a single call may take.
 
     Raises:
         ConfigError: a setting is out of range. What the environment does wrong is reported, never raised.
     """
+    seeds = range(seeds) if isinstance(seeds, int) else seeds
     if not tasks or not seeds or max_steps < 1 or not call_limit > 0:
         raise ConfigError(
             f"check_env: tasks={len(tasks)}, seeds={len(seeds)}, max_steps={max_steps}, call_limit={call_limit}: "
