@@ -7,7 +7,7 @@ import os
 import pytest
 
 from forethought.envs.check import check_env
-from forethought.envs.countdown import countdown_score, countdown_tasks, score_expression
+from forethought.envs.countdown import countdown_score, countdown_tasks
 from forethought.envs.problem import ProblemEnv, problem_factory
 from forethought.errors import ConfigError, DataError, EnvError, RewardError
 from forethought.rewards.reward import Reward
@@ -179,48 +179,8 @@ def test_shared_word_problems_become_environments(shared):
 def test_numbers_that_were_not_given_pay_nothing(text, value, monkeypatch):
     """Case H36 (open-thought/reasoning-gym#265)."""
     monkeypatch.setattr(os, "getpid", lambda: pytest.fail("a response was executed"))
-    assert score_expression(text, [3, 7, 25, 50], 78).value == value
-    assert countdown_score(f"I think <answer>{text}</answer>", {"numbers": [3, 7, 25, 50], "target": 78}).value == value
-
-
-@pytest.mark.parametrize(
-    "text, value, why",
-    [
-        ("(50 + 25) + 3 = 78", 1, ""),
-        ("25×3 + 50 ÷ 50 + 2", 0, "numbers that were not given (as often): [2, 50]"),
-        ("7*(50-25)/25-3", 0, "numbers that were not given (as often): [25]"),
-        ("50+25+3 = 79", 0, "what stands after = is not 78"),
-        ("50+25+7", 0, "equals 82, not 78"),
-        ("50+25+0x3", 0, "'x3' is not allowed"),
-        ("50+25+3e0", 0, "'e0' is not allowed"),
-        ("5_0+25+3", 0, "'_0+25+3' is not allowed"),
-        ("50+25+٣", 0, "is not allowed"),
-        ("50+25--3", 0, "'-' is out of place"),
-        ("-3+50", 0, "'-' is out of place"),
-        ("50 25 3", 0, "'25' is out of place"),
-        ("50**25", 0, "'*' is out of place"),
-        ("50//25", 0, "'/' is out of place"),
-        ("50+", 0, "the expression is not complete"),
-        ("", 0, "no expression"),
-        ("()", 0, "')' is out of place"),
-        ("(50+25+3", 0, "a bracket is not closed"),
-        ("50+25+3)", 0, "a bracket is not opened"),
-        ("50/(25-25)", 0, "division by zero"),
-        ("(" * 400 + "78", 0, "a bracket is not closed"),
-        ("7" * 501, 0, "longer than 500 characters"),
-        ("50+25+3; import os", 0, "is not allowed"),
-        ("\x00", 0, "is not allowed"),
-    ],
-)
-def test_expressions_are_read_strictly(text, value, why):
-    reward = score_expression(text, [3, 7, 25, 50], 78)
-    assert reward.value == value and why in reward.why
-
-
-def test_fractions_are_exact_and_every_number_may_be_asked_for():
-    assert score_expression("8/(3-8/3)", [3, 3, 8, 8], 24).value == 1
-    assert score_expression("50+25+3", [3, 7, 25, 50], 78, use_all=True).why == "not every number is used"
-    assert score_expression("(50+25+3)*7/7", [3, 7, 7, 25, 50], 78, use_all=True).value == 1
+    reward = countdown_score(f"I think <answer>{text}</answer>", {"numbers": [3, 7, 25, 50], "target": 78})
+    assert reward.value == value and bool(reward.why) == (value == 0)
 
 
 def test_countdown_tasks_are_solvable_and_their_answers_right():

@@ -179,7 +179,7 @@ def test_countdown_pays_only_given_numbers(scorer):
     assert scorer("<answer>__import__('os').getpid()</answer>", task).value == 0.0
     target = int("".join(c for c in entry.split("target")[0][-40:] if c.isdigit()) or 0) or None
     reward = scorer(f"<answer>{target or 1}</answer>", task)
-    assert reward.value == 0.0 and "numbers that were not given" in reward.why
+    assert reward.value == 0.0 and "number not given" in reward.why
     assert scorer(f"<answer>{task['answer']}</answer>", task).value == 1.0
 
 

@@ -11,7 +11,7 @@ Verifiers run in that child, too, under a time limit (an answer on which one han
 
 Departures: some verifiers evaluate the answer as Python or sympy code. Here such an answer must first read as a plain
 value or formula (numbers, names, + - * / **, lists, known functions); anything else scores 0 unseen. Countdown and the
-24 puzzle are judged by our own grammar (`countdown.py`): 1 or 0, each number given exactly once.
+24 puzzle are judged by `rewards.countdown`: 1 or 0, each number given exactly once.
 """
 
 from __future__ import annotations
@@ -28,8 +28,8 @@ import threading
 from collections.abc import Callable, Collection, Mapping
 from typing import Any
 
-from forethought.envs.countdown import score_expression
 from forethought.errors import ConfigError, DataError, MissingExtraError, RewardError, nearest
+from forethought.rewards.countdown import score_countdown
 from forethought.rewards.isolate import Worker, WorkerDied, WorkerHung
 from forethought.rewards.loading import describe
 from forethought.rewards.reward import Reward
@@ -250,9 +250,10 @@ def _verify(dataset: Any, name: str, index: int, question: str, answer: str) -> 
     if _digest(entry["question"]) != question:
         return None, "its question came out differently: make the tasks again with this version of reasoning-gym"
     if name in ("countdown", "puzzle24"):
-        numbers = entry["metadata"]["numbers"]
-        reward = score_expression(answer, numbers, entry["metadata"].get("target", 24), use_all=True)
-        return reward.value, reward.why
+        judged = score_countdown(
+            answer, entry["metadata"]["numbers"], entry["metadata"].get("target", 24), use_all=True
+        )
+        return judged.score, "" if judged.score else judged.reason
     evaluates, symbolic = _evaluates(dataset)
     if evaluates and not _is_plain(answer, symbolic):
         return 0.0, "the answer is not a plain value or formula"
