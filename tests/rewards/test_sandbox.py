@@ -16,13 +16,13 @@ from forethought.rewards.sandbox import run_program, run_tests, same_value
 
 LEAKY = """
 import os, subprocess, sys, time
-late = 'import time; time.sleep(2); open("late.txt", "w").write("x")'
+late = 'import time; time.sleep(1.5); open("late.txt", "w").write("x")'
 subprocess.Popen([sys.executable, "-c", late])                          # a plain grandchild
 subprocess.Popen([sys.executable, "-c", late], start_new_session=True)  # one in a session of its own
 if os.fork() == 0:                                                      # one that forked twice
     os.setsid()
     if os.fork() == 0:
-        time.sleep(2)
+        time.sleep(1.5)
         open("late2.txt", "w").write("x")
     os._exit(0)
 print("started", flush=True)
@@ -108,7 +108,7 @@ def test_h17_the_whole_family_dies_at_the_limit(either, tmp_path):
     assert result.status == "timeout" and result.stdout == "started\n"
     assert time.monotonic() - begin < 3
     assert descendants() == before and not running("late.txt")
-    time.sleep(1.5)
+    time.sleep(1.0)
     assert not list(tmp_path.iterdir())
 
 

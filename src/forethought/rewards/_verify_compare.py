@@ -21,7 +21,7 @@ from fractions import Fraction
 
 from forethought.rewards._verify_algebra import Algebra, Poly, Quotient, Undecided, Undefined
 from forethought.rewards._verify_answer import NUMBER_WORDS
-from forethought.rewards._verify_lex import DOTS, EMPTY, Node, negate
+from forethought.rewards._verify_lex import DOTS, EMPTY, Node, signed
 from forethought.rewards._verify_numeric import holds, letters
 from forethought.rewards._verify_regions import Region, is_infinite, is_region, region
 from forethought.rewards._verify_scalar import ScalarMixin
@@ -299,7 +299,9 @@ class Comparison(ScalarMixin):
     def sequences(self, g: Node, a: Node) -> bool | None:
         """1, 4, 9, ..., n^2: the shown terms must agree in place; more terms may be shown if they go on evenly."""
         gi, ai = _items(g), _items(a)
-        if gi is None or ai is None or gi.count(DOTS) != 1 or ai.count(DOTS) != 1 or g.kind != a.kind:
+        if gi is None or ai is None or gi.count(DOTS) != 1 or ai.count(DOTS) != 1:
+            return False
+        if g.kind != a.kind and "list" not in (g.kind, a.kind):
             return False
         gh, gt = gi[: gi.index(DOTS)], gi[gi.index(DOTS) + 1 :]
         ah, at = ai[: ai.index(DOTS)], ai[ai.index(DOTS) + 1 :]
@@ -419,14 +421,7 @@ def _variants(node: Node) -> list[Node]:
         return [v for item in _items(node) or [] for v in _variants(item)]
     if not holds(node, "pm"):
         return [node]
-    return [_signed(node, 1), _signed(node, -1)]
-
-
-def _signed(node: Node, sign: int) -> Node:
-    if node.kind == "pm":
-        inner = _signed(node.args[1], sign)
-        return inner if node.args[0] * sign > 0 else negate(inner)
-    return Node(node.kind, tuple(_signed(c, sign) if isinstance(c, Node) else c for c in node.args))
+    return [signed(node, 1), signed(node, -1)]
 
 
 def _pair_off(table: list[list[bool]]) -> bool:

@@ -197,3 +197,11 @@ def quantity(node: Node, unit: Unit) -> Node:
     if node.kind == "qty":
         return node if unit.dims in ((), node.args[1].dims) else Node("qty", (node.args[0], unit))
     return Node("qty", (node, unit)) if unit.dims else node
+
+
+def signed(node: Node, sign: int) -> Node:
+    """The tree with every plus-minus read as this sign (and every minus-plus as the other)."""
+    if node.kind == "pm":
+        inner = signed(node.args[1], sign)
+        return inner if node.args[0] * sign > 0 else negate(inner)
+    return Node(node.kind, tuple(signed(c, sign) if isinstance(c, Node) else c for c in node.args))

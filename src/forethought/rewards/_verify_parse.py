@@ -414,6 +414,11 @@ class Parser:
             if re.search(r"\d|\\", text) or not re.search(r"[A-Za-z]{2}", text):
                 inner = Parser(text, units=self.units).answer()
                 return inner
+            if "," in text:  # \\text{red, blue}
+                try:
+                    return Parser(text).answer()
+                except Unreadable:
+                    pass
             return Node("text", (text.lower(),))
         if len(text) == 1:
             return self.symbol(text)

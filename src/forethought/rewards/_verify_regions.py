@@ -5,8 +5,8 @@ from __future__ import annotations
 import math
 from typing import NamedTuple
 
-from forethought.rewards._verify_lex import INF, Node, negate
-from forethought.rewards._verify_numeric import Evaluator, letters
+from forethought.rewards._verify_lex import INF, Node, negate, signed
+from forethought.rewards._verify_numeric import Evaluator, holds, letters
 from forethought.rewards._verify_text import Unreadable
 
 _FLIP = {"<": ">", ">": "<", "<=": ">=", ">=": "<=", "=": "=", "!=": "!="}
@@ -146,6 +146,9 @@ def _relation(node: Node) -> Region:
             return Region(inside, _merge(_absolute(op, bound)))
         if name is None or name in letters(bound):
             raise Unreadable("inequality that is not solved for a letter")
+        if op == "!=" and holds(bound, "pm"):
+            upper, lower = (Region(name, _half(op, signed(bound, sign))) for sign in (1, -1))
+            return _meet(upper, lower)
         return Region(name, _half(op, bound))
     if len(ops) == 2 and (name := _name(sides[1])) is not None and set(ops) <= {"<", "<="} | {">", ">="}:
         first = Region(name, _half(_FLIP[ops[0]], sides[0]))

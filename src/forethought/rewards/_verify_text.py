@@ -154,7 +154,7 @@ _REPLACE: list[tuple[re.Pattern[str], str]] = [
     (re.compile(pattern), by)
     for pattern, by in [
         # delimiters, markup and commands that carry no meaning
-        (r"(?<![\w)\]}*])\*\*(?=[^\s*])([^*]*)(?<=[^\s*])\*\*(?![\w(])", r"\1"),
+        (r"(?<![\w)\]}*])(\*\*\*?)(?=[^\s*])([^*]*)(?<=[^\s*])\1(?![\w(*])", r"\2"),
         (r"^(?:__|\*|`)(?=\S)([^*_`]*)(?<=\S)(?:__|\*|`)$", r"\1"),
         (r"(?<!\\)\\$", ""),
         (r"\\\\\s*\[[^\[\]]*(?:pt|em|ex|cm|mm)\]", r"\\\\"),
@@ -178,8 +178,7 @@ _REPLACE: list[tuple[re.Pattern[str], str]] = [
         (r"^\+-|\+/-", r"\\pm "),
         (r"(?<=\d)\s*\^\s*\{?\s*(?:o|\\(?:text|mathrm|rm)\s*\{\s*o\s*\})(?![A-Za-z])\s*\}?", r"^{\\circ}"),
         (r"(?<=\d)(?:\{,\}|,\\!|\\!,)\s*(?=\d{3}(?!\d))", ""),
-        (r"(?<![\d.,])([1-9]\d{0,2})(?:(?:\\[,;: ]|~)\s*|[ ](?=\d{3}(?![\d/])(?!\s*/)))(?=\d{3}(?!\d))", r"\1"),
-        (r"(?<!\\)\\!", ""),
+(r"(?<!\\)\\!", ""),
         (r"(?<!\\)\\[,;:> ]|~|\\q?quad(?![A-Za-z])|\\(?:thin|med|thick|neg)space(?![A-Za-z])|\\/", " "),
         # other spellings of one thing
         (r"\\(?:leqslant|leq|leqq)(?![A-Za-z])", r"\\le "),
@@ -206,6 +205,7 @@ _REPLACE: list[tuple[re.Pattern[str], str]] = [
         (r"^\s*'(.*)'\s*$", r"\1"),
     ]
 ]  # fmt: skip
+_SPACED_DIGITS = re.compile(r"(?<![\d.,])[1-9]\d{0,2}(?:(?:\\[,;: ] ?|~| )\d{3})+(?!\d| ?/)")
 _PREFIX = re.compile(
     r"^\s*(?:(?:so|thus|therefore|hence)\b,?\s*)?(?:the\s+|my\s+)?(?:final\s+)?answer\b\s*(?:is\b)?\s*[:=]?\s*", re.I
 )
@@ -229,6 +229,7 @@ def clean(text: str) -> str:
     text = text.replace("\\$", " \\dollar ")
     if text.count("$") % 2:
         text = text.replace("$", " \\dollar ", 1)
+    text = _SPACED_DIGITS.sub(lambda m: re.sub(r"\D", "", m.group()), text)
     for pattern, by in _REPLACE:
         text = pattern.sub(by, text)
     shorter = _PREFIX.sub("", text, count=1)

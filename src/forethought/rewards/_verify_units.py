@@ -81,7 +81,8 @@ def _lookup(word: str) -> Unit | None:
 
 def is_unit_word(word: str) -> bool:
     """Whether a bare word of two letters or more names a unit (or a scale such as million)."""
-    return len(word) > 1 and (_lookup(word) is not None or word.lower() in _SCALES or word.lower() in PERCENT_WORDS)
+    low = word.lower()
+    return len(word) > 1 and (_lookup(word) is not None or low in _SCALES or low in PERCENT_WORDS or low in _POWERS)
 
 
 def is_unit_letter(word: str) -> bool:
