@@ -42,7 +42,7 @@ class OutcomeReward(_Batched):
 
     Args:
         decode: ids -> text (without special tokens). verifier: the pool to use (its mode, reader and limits count, and
-            the settings below must be left alone); None checks in this process, with one worker process for symbolic answers.
+            the settings below must be left alone); None checks in this process (symbolic answers in one worker).
         answer_column: column of the task that holds the gold answer(s); dots reach into nested columns.
         mode, extract, thinking_end, timeout: as in `verify.check`.
 
