@@ -71,22 +71,29 @@ class Optimizer:
         model: in fp32 (its weights become the masters).
         config: see `OptimConfig`.
         total_steps: for the schedule.
-        compute: dtype that the model is cast to; frozen parameters are cast too.
+        compute: dtype that the model's parameters are cast to, the frozen ones too; buffers keep theirs.
     """
 
-    def __init__(self, model: nn.Module, config: OptimConfig, *, total_steps: int, compute: torch.dtype = torch.float32):
+    def __init__(
+        self, model: nn.Module, config: OptimConfig, *, total_steps: int, compute: torch.dtype = torch.float32
+    ):
         self.config, self.total_steps, self.step_index = config, total_steps, 0
         named = [(n, p) for n, p in model.named_parameters() if p.requires_grad]
         if not named:
             raise ConfigError("the model has no trainable parameter: every one has requires_grad=False")
         wrong = sorted({str(p.dtype) for _, p in named} - {"torch.float32"})
         if wrong:
-            raise ConfigError(f"master weights are fp32, but the model holds {', '.join(wrong)}: load it with dtype=float32")
+            raise ConfigError(
+                f"master weights are fp32, but the model holds {', '.join(wrong)}: load it with dtype=float32"
+            )
         self.names = [n for n, _ in named]
         self.split = compute != torch.float32
         self.masters = [p.detach().clone() if self.split else p for _, p in named]
         if self.split:
-            model.to(compute)
+            # Parameters only: buffers hold what precision must not touch (rotary frequencies rounded to bf16 are off by
+            # whole turns a thousand tokens on), and a model loaded in bf16 keeps them in fp32 as well.
+            for p in model.parameters():
+                p.data = p.data.to(compute)
         self.params = [p for _, p in model.named_parameters() if p.requires_grad]
         if self.split:
             for master, p in zip(self.masters, self.params, strict=True):

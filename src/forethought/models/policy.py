@@ -7,7 +7,7 @@ ever holding [tokens, vocabulary] for the whole batch. Models whose attention ca
 from __future__ import annotations
 
 import copy
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import torch
@@ -28,12 +28,14 @@ class Policy:
         tokenizer: its tokenizer.
         layout: "tree" or "linear"; None takes "tree" where the model's attention can be routed and gives the same
             log-probs as a plain forward (checked on a small tree when the policy is made), else "linear".
+        end_ids: further tokens that end a response, such as a chat template's end of turn (`ChatRenderer.end_ids`);
+            those of the tokenizer and of the generation config are known without it.
 
     Raises:
         ModelError: layout="tree" was asked for and the model cannot do it.
     """
 
-    def __init__(self, model: nn.Module, tokenizer: Any, *, layout: Layout | None = None):
+    def __init__(self, model: nn.Module, tokenizer: Any, *, layout: Layout | None = None, end_ids: Iterable[int] = ()):
         self.model = model
         self.tokenizer = tokenizer
         self.core: Any = model.get_base_model() if hasattr(model, "get_base_model") else model
@@ -44,9 +46,11 @@ class Policy:
         self.config = config
         self.softcap: float | None = getattr(config, "final_logit_softcapping", None)
         # Granite divides its logits, Cohere multiplies them.
-        self.logit_scale: float = getattr(config, "logit_scale", None) or 1.0 / (getattr(config, "logits_scaling", None) or 1)
+        self.logit_scale: float = getattr(config, "logit_scale", None) or 1.0 / (
+            getattr(config, "logits_scaling", None) or 1
+        )
         self.context: int = int(getattr(config, "max_position_embeddings", None) or 2**31)
-        self.eos_ids: tuple[int, ...] = self._end_ids()
+        self.eos_ids: tuple[int, ...] = self._end_ids(end_ids)
         self.pad_id: int = tokenizer.pad_token_id if tokenizer.pad_token_id is not None else (self.eos_ids or (0,))[0]
         if layout != "linear":
             problem = self._tree_problem()
@@ -55,13 +59,12 @@ class Policy:
             layout = "linear" if problem else "tree"
         self.layout: Layout = layout
 
-    def _end_ids(self) -> tuple[int, ...]:
-        found: list[int] = []
-        for source in (self.tokenizer.eos_token_id, getattr(self.core.generation_config, "eos_token_id", None)):
-            for token in source if isinstance(source, (list, tuple)) else [source]:
-                if token is not None and token not in found:
-                    found.append(int(token))
-        return tuple(found)
+    def _end_ids(self, further: Iterable[int]) -> tuple[int, ...]:
+        """All end tokens, each once: the tokenizer's, the generation config's (one or a list), the caller's."""
+        config = getattr(self.core.generation_config, "eos_token_id", None)
+        listed = config if isinstance(config, (list, tuple)) else [config]
+        every = [self.tokenizer.eos_token_id, *listed, *further]
+        return tuple(dict.fromkeys(int(token) for token in every if token is not None))
 
     @property
     def device(self) -> torch.device:
@@ -124,9 +127,9 @@ class Policy:
     def frozen_copy(self) -> Policy:
         """The policy as it is now, without gradients: a copy of the weights, or with LoRA the base model itself."""
         if hasattr(self.model, "disable_adapter"):
-            return _AdapterOff(self.model, self.tokenizer, layout=self.layout)
+            return _AdapterOff(self.model, self.tokenizer, layout=self.layout, end_ids=self.eos_ids)
         model = copy.deepcopy(self.model).requires_grad_(False).eval()
-        return Policy(model, self.tokenizer, layout=self.layout)
+        return Policy(model, self.tokenizer, layout=self.layout, end_ids=self.eos_ids)
 
     # -- can this model do trees? --
     @torch.no_grad()

@@ -50,5 +50,6 @@ def open_model(
         compute, reason = {"fp32": torch.float32, "bf16": torch.bfloat16}[dtype], "as asked"
     say(f"device {place}, compute in {str(compute).removeprefix('torch.')}: {reason}")
     model, tokenizer = load_model(name, dtype=torch.float32 if train else compute, device=place, lora=lora, say=say)
-    policy = Policy(model, tokenizer)
-    return Workbench(policy, TorchEngine(policy), ChatRenderer(tokenizer), compute)
+    renderer = ChatRenderer(tokenizer)
+    policy = Policy(model, tokenizer, end_ids=renderer.end_ids)
+    return Workbench(policy, TorchEngine(policy), renderer, compute)
