@@ -7,7 +7,7 @@ first, so neither the budget nor the number of processes changes the step.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -73,6 +73,9 @@ class Learner:
         self.optimizer = Optimizer(policy.model, config, total_steps=total_steps, compute=compute)
         self.micro_tokens = micro_tokens
         self.distributed = distributed or Distributed()
+        if self.distributed.world > 1:  # fresh adapters are drawn by each process for itself
+            self.distributed.broadcast(self.optimizer.masters)
+            self.optimizer.refresh()
         self.tokens_trained = 0
 
     def pack(
@@ -96,65 +99,78 @@ class Learner:
     ) -> dict[str, float]:
         """One optimiser step on these trees (this process's share of the global batch).
 
-        `weights`: per tree, token weights [T] in place of `tree.weight`. `max_length`: see `losses.reduction_coefficients`.
-        Metrics of the loss are summed over micro-batches and processes (they are coefficient-weighted means already).
+        `weights`: per tree, token weights [T] in place of `tree.weight`. `max_length`: see
+        `losses.reduction_coefficients`.
+
+        Metrics are those of the global batch: what the loss reports is summed over micro-batches and processes (it is
+        coefficient-weighted already), and so are the token counts; of names ending in "/max" it is the maximum.
 
         Raises:
-            DataError: no process has a trained token. FloatingPointError: non-finite loss or gradient; nothing changed.
+            DataError: no process has a trained token. FloatingPointError: non-finite loss or gradient. Whatever a loss
+            raises. In all cases on every process, with no weight changed and no gradient left behind.
         """
         began = time.perf_counter()
-        batches = self.pack(trees, columns, weights)
-        weight = torch.cat([b.weight for b in batches]) if batches else torch.zeros(0)
+        with self.distributed.together():
+            batches = self.pack(trees, columns, weights)
+            weight = torch.cat([b.weight for b in batches]) if batches else torch.zeros(0)
+            if not torch.isfinite(weight).all():
+                raise DataError("a token weight is infinite: weights count trained paths")
         sequence = torch.cat([b.sequence for b in batches]) if batches else torch.zeros(0, dtype=torch.long)
         total = self.distributed.sum
         coefficients = reduction_coefficients(weight, sequence, reduction, max_length=max_length, total=total)
         shares = reduction_coefficients(weight, sequence, "token-mean", total=total)
-        if self.distributed.sum(float(len(coefficients))) == 0:
-            raise DataError("nothing to train on: no token of the batch has a weight above 0")
         packed = time.perf_counter()
         metrics: dict[str, float] = {}
         self.policy.model.train()
-        begin = 0
-        for batch in batches:
-            here = slice(begin, begin + batch.n_targets)
-            begin += batch.n_targets
-            logp, spread = self.policy.logprobs(batch, temperature=temperature, entropy=entropy)
-            out = loss(
-                Targets(
-                    logp=logp,
-                    entropy=spread,
-                    behaviour=batch.columns["logprob"],
-                    advantage=batch.advantage,
-                    coef=coefficients[here],
-                    share=shares[here],
-                    sequence=batch.sequence,
-                    columns=batch.columns,
-                )
-            )
-            if not torch.isfinite(out.loss):
-                self.optimizer.zero_grad()
-                raise FloatingPointError(f"the loss is {float(out.loss)}; no weight was changed")
-            out.loss.backward()
-            for name, value in {"loss": float(out.loss.detach()), **out.metrics}.items():
-                if name.endswith("/max"):
-                    metrics[name] = max(metrics.get(name, float("-inf")), value)
-                else:
-                    metrics[name] = metrics.get(name, 0.0) + value
-            self.tokens_trained += batch.n_targets
-        if self.distributed.world > 1:
-            for name in sorted(metrics):
-                if not name.endswith("/max"):
-                    metrics[name] = self.distributed.sum(metrics[name])
-            for master in self.optimizer.masters:  # a process without trees still takes part in the sum
-                if master.grad is None:
-                    master.grad = torch.zeros_like(master)
-            self.distributed.sum_gradients(self.optimizer.gradients())
+        try:
+            with self.distributed.together():
+                begin = 0
+                for batch in batches:
+                    here = slice(begin, begin + batch.n_targets)
+                    begin += batch.n_targets
+                    out = self._backward(batch, loss, coefficients[here], shares[here], temperature, entropy)
+                    _add(metrics, {"loss": float(out.loss.detach()), **out.metrics})
+        except BaseException:
+            self.optimizer.zero_grad()
+            raise
+        counts = {"tokens/trained": len(weight), "tokens/packed": sum(b.n_tokens for b in batches)}
+        mine, metrics = metrics | counts, {}
+        for row in self.distributed.gather(mine):
+            _add(metrics, row)
+        self.distributed.sum_gradients(self.optimizer.masters)
         metrics |= self.optimizer.step()
+        self.tokens_trained += int(metrics["tokens/trained"])
         metrics["time/pack"] = packed - began
         metrics["time/update"] = time.perf_counter() - packed
-        metrics["tokens/trained"] = sum(b.n_targets for b in batches)
-        metrics["tokens/packed"] = sum(b.n_tokens for b in batches)
         return metrics
+
+    def _backward(
+        self,
+        batch: Batch,
+        loss: Loss,
+        coefficients: torch.Tensor,
+        shares: torch.Tensor,
+        temperature: float,
+        entropy: bool,
+    ) -> LossOut:
+        """Forward and backward of one micro-batch; its gradients are added to what is there."""
+        logp, spread = self.policy.logprobs(batch, temperature=temperature, entropy=entropy)
+        out = loss(
+            Targets(
+                logp=logp,
+                entropy=spread,
+                behaviour=batch.columns["logprob"],
+                advantage=batch.advantage,
+                coef=coefficients,
+                share=shares,
+                sequence=batch.sequence,
+                columns=batch.columns,
+            )
+        )
+        if not torch.isfinite(out.loss):
+            raise FloatingPointError(f"the loss is {float(out.loss)}; no weight was changed")
+        out.loss.backward()
+        return out
 
     # -- checkpoints --
     def save_model(self, folder: Path | str) -> None:
@@ -169,3 +185,8 @@ class Learner:
     def load_state_dict(self, state: dict[str, Any]) -> None:
         self.optimizer.load_state_dict(state["optimizer"])
         self.tokens_trained = state["tokens_trained"]
+
+
+def _add(total: dict[str, float], more: Mapping[str, float]) -> None:
+    for name, value in more.items():
+        total[name] = max(total.get(name, value), value) if name.endswith("/max") else total.get(name, 0) + value

@@ -152,11 +152,16 @@ class Optimizer:
         for group in self.adamw.param_groups:
             group["lr"] = lr
         self.adamw.step()
-        if self.split:
-            torch._foreach_copy_(self.params, self.masters)
+        self.refresh()
         self.zero_grad()
         self.step_index += 1
         return {"grad_norm": norm, "lr": lr}
+
+    @torch.no_grad()
+    def refresh(self) -> None:
+        """Round the masters into the compute weights anew."""
+        if self.split:
+            torch._foreach_copy_(self.params, self.masters)
 
     def zero_grad(self) -> None:
         for tensor in (*self.masters, *self.params):
@@ -174,7 +179,7 @@ class Optimizer:
         if list(state["masters"]) != self.names:
             raise ConfigError("the checkpoint's trainable parameters are not those of this model")
         self.step_index = state["step_index"]
-        for master, p, saved in zip(self.masters, self.params, state["masters"].values(), strict=True):
+        for master, saved in zip(self.masters, state["masters"].values(), strict=True):
             master.copy_(saved)
-            p.copy_(saved)
+        self.refresh()
         self.adamw.load_state_dict(state["adamw"])
