@@ -10,6 +10,10 @@ from pathlib import Path
 from forethought import __version__
 from forethought.errors import ConfigError, ForethoughtError
 
+_PROMPTS = (
+    "A prompt that is text is given to the model as it stands, as in TRL; a list of messages is a conversation and is "
+    "rendered by the model's chat template. --chat makes a user turn of every text."
+)
 _SETTINGS = "settings as key=value, dotted for groups (optim.lr=3e-5); unknown keys are errors"
 
 
@@ -34,6 +38,23 @@ def _parser() -> argparse.ArgumentParser:
         how.add_argument("--resume", action="store_true", help="go on with the run in DIR from its newest checkpoint")
         how.add_argument("--overwrite", action="store_true", help="replace the run in DIR")
 
+    def prompts(sub: argparse.ArgumentParser, answer: str) -> None:
+        sub.add_argument(
+            "--prompt-column",
+            metavar="NAME",
+            help="column of the prompt (default: prompt); a.b reaches into columns, '{Body} {Question}' joins several",
+        )
+        sub.add_argument("--answer-column", metavar="NAME", help=answer)
+        sub.add_argument("--suffix", metavar="TEXT", help="text added behind every prompt")
+        sub.add_argument(
+            "--chat", action="store_true", default=None, help="make a user turn of every prompt that is text"
+        )
+        sub.add_argument("--limit", type=int, metavar="N", help="use the first N records")
+        sub.add_argument("--device", help="cpu, cuda, mps (default: the best that is there)")
+        sub.add_argument(
+            "--dtype", choices=("fp32", "bf16"), help="compute precision (default: by device; the reason is printed)"
+        )
+
     command("list", "list the systems with their papers and what their mini profile costs")
 
     sub = command("run", "run a system: its method, the paper's baselines and the controls, at counted budget")
@@ -46,42 +67,62 @@ def _parser() -> argparse.ArgumentParser:
     writes(sub, "runs/RECIPE-PROFILE")
     sub.add_argument("settings", nargs="*", metavar="key=value", help=_SETTINGS)
 
-    sub = command("train", "train your model on your data: sft (supervised) or grpo (with a reward)")
+    sub = command("train", "train your model on your data: sft (supervised) or grpo (with a reward)", epilog=_PROMPTS)
     sub.add_argument("method", choices=("sft", "grpo"))
-    sub.add_argument("--model", required=True, help="registry name, Hugging Face id or local folder")
-    sub.add_argument("--data", required=True, help="JSONL (or parquet): messages | prompt + completion | prompt + columns")
-    sub.add_argument("--reward", metavar="FILE.py:NAME", help="grpo: a TRL-style, verl-style or native reward function")
+    sub.add_argument("--model", help="registry name, Hugging Face id or local folder")
+    sub.add_argument(
+        "--data", metavar="FILE", help="JSONL (or parquet): messages | prompt + completion | prompt + columns"
+    )
+    sub.add_argument(
+        "--reward",
+        action="append",
+        metavar="FILE.py:NAME",
+        help="grpo: a TRL-style, verl-style or native reward function, or `math` (`math:last_number` ...) for the math "
+        "verifier on the column `answer`; may be repeated (the sum counts, see reward_weights)",
+    )
     sub.add_argument("--lora", action="store_true", help="train a LoRA adapter (extra: peft) instead of all weights")
-    sub.add_argument("--config", metavar="FILE.yaml", help="settings from a YAML file; key=value comes after it")
-    sub.add_argument("--prompt-column", default="prompt", help="column of the prompt (default: prompt)")
-    sub.add_argument("--answer-column", help="column that a reward reads as `answer`")
-    sub.add_argument("--eval-data", help="held-out records in the same columns, evaluated before and after")
-    sub.add_argument("--limit", type=int, help="use the first N records")
-    sub.add_argument("--device", help="cpu, cuda, mps (default: the best that is there)")
-    sub.add_argument("--dtype", choices=("fp32", "bf16"), help="compute precision (default: by device; the reason is printed)")
+    sub.add_argument(
+        "--config",
+        metavar="FILE.yaml",
+        help="settings from a YAML file (a run's config.yaml, too); flags come after it",
+    )
+    prompts(sub, "column that a reward reads as `answer` (default: answer); sft: column of the completion")
+    sub.add_argument(
+        "--eval-data", metavar="FILE", help="held-out records in the same columns, evaluated before and after"
+    )
     sub.add_argument("--dry-run", action="store_true", help="print the resolved settings and stop")
     writes(sub, "runs/train")
     sub.add_argument("settings", nargs="*", metavar="key=value", help=_SETTINGS)
 
-    sub = command("eval", "evaluate a model on problems with known answers, with intervals")
+    sub = command("eval", "evaluate a model on problems with known answers, with intervals", epilog=_PROMPTS)
     sub.add_argument("--model", required=True, help="registry name, Hugging Face id or local folder")
-    sub.add_argument("--data", required=True, help="JSONL (or parquet) of problems")
-    sub.add_argument("--prompt-column", default="prompt", help="column of the problem (default: prompt)")
-    sub.add_argument("--answer-column", default="answer", help="column of the gold answer (default: answer)")
-    sub.add_argument("--suffix", default="", help="text added to every problem")
-    sub.add_argument("--reward", metavar="FILE.py:NAME", help="judge with this reward (1 is right) instead of the math verifier")
+    sub.add_argument("--data", required=True, metavar="FILE", help="JSONL (or parquet) of problems")
+    prompts(sub, "column of the gold answer (default: answer); of a whole solution what follows #### or its box counts")
     sub.add_argument(
-        "--mode", default="math-verify", choices=("train-strict", "eval-qwen", "math-verify"), help="math verifier's mode"
+        "--reward",
+        action="append",
+        metavar="FILE.py:NAME",
+        help="judge with this reward (1 is right) instead of the math verifier",
     )
     sub.add_argument(
-        "--extract", default="box", choices=("box", "last_number", "bare"), help="what of a response counts as its answer"
+        "--mode",
+        choices=("math-verify", "train-strict", "eval-qwen"),
+        help="mode of the math verifier (default: math-verify); accuracies of different modes are not on one scale",
     )
-    sub.add_argument("--samples", type=int, default=1, help="samples a problem (more than 1 needs a temperature)")
-    sub.add_argument("--temperature", type=float, default=0.0)
-    sub.add_argument("--max-new-tokens", type=int, default=256)
-    sub.add_argument("--limit", type=int, help="use the first N problems")
-    sub.add_argument("--device", help="cpu, cuda, mps (default: the best that is there)")
-    sub.add_argument("--dtype", choices=("fp32", "bf16"), help="precision (default: by device; the reason is printed)")
+    sub.add_argument(
+        "--extract",
+        choices=("box", "last_number", "bare", "any"),
+        help="what of a response counts as its answer (default: box, the last \\boxed{})",
+    )
+    sub.add_argument("--samples", type=int, metavar="N", help="samples a problem (default: 1; more need a temperature)")
+    sub.add_argument("--temperature", type=float, metavar="T", help="0 is greedy (default: 0)")
+    sub.add_argument("--top-p", type=float, metavar="P", help="nucleus sampling (default: 1, off)")
+    sub.add_argument("--max-new-tokens", type=int, metavar="N", help="longest response (default: 256)")
+    sub.add_argument("--stop", action="append", metavar="TEXT", help="end a response at this text; may be repeated")
+    sub.add_argument("--seed", type=int, metavar="N", help="seed of the samples (default: 0)")
+    sub.add_argument(
+        "--against", metavar="RUN", help="folder of another evaluation of the same data, for a paired comparison"
+    )
     writes(sub, "runs/eval")
 
     sub = command("show", "show runs, or a data file, in the terminal")
@@ -113,9 +154,8 @@ def _finish(run_path: Path) -> None:
     from forethought.report.html import write_report
     from forethought.report.terminal import show
 
-    page = write_report(run_path)
+    write_report(run_path)
     show(run_path, trees=0)
-    print(f"\nreport: {page}")
 
 
 def _list(args) -> None:
@@ -223,7 +263,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         _say(f"forethought: {error}")
         return 2
     except KeyboardInterrupt as error:
-        _say(f"\nforethought: {error or 'interrupted'}")
+        _say(f"\nforethought: {str(error) or 'interrupted'}")
         return 130
     except BrokenPipeError:
         return 0

@@ -70,6 +70,15 @@ def _one_operation(ops: str) -> Callable[[random.Random], Problem]:
     return make
 
 
+def _small_operation(rng: random.Random) -> Problem:
+    """Numbers of 1 to 12: what a model of 135M parameters can half do."""
+    op = rng.choice("+-*")
+    a, b = rng.randint(1 if op != "*" else 2, 12), rng.randint(1 if op != "*" else 2, 12)
+    if op == "-" and a < b:
+        a, b = b, a
+    return _pair_key(a, op, b), f"What is {a} {op} {b}?", _SIGNS[op](a, b)
+
+
 def _two_steps(rng: random.Random) -> Problem:
     while True:
         first, second = rng.choice("+-*"), rng.choice("+-*")
@@ -164,6 +173,7 @@ def _two_step_story(rng: random.Random) -> Problem:
 _MAKERS: dict[str, Callable[[random.Random], Problem]] = {
     "add-sub": _one_operation("+-"),
     "one-operation": _one_operation("+-*/"),
+    "small-operation": _small_operation,
     "two-step": _two_steps,
     "compare": _compare,
     "sequence": _sequence,
@@ -178,7 +188,7 @@ def families() -> dict[str, Generator]:
     """Generators by family name.
 
     add-sub: sums and differences of numbers of 1-2 digits; one-operation: with multiplication and exact division, too;
-    two-step: `(a + b) * c` and the like; compare: the largest or smallest of 2 to 4 numbers; sequence: the next term of
+    small-operation: one of + - * on numbers of 1 to 12; two-step: `(a + b) * c` and the like; compare: the largest or smallest of 2 to 4 numbers; sequence: the next term of
     an arithmetic sequence; missing-number; double-half; story-one-step and story-two-step: word problems.
     """
     return {name: _generator(name, make) for name, make in _MAKERS.items()}

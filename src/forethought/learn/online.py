@@ -187,7 +187,8 @@ class OnlineTrainer:
         config: see `OnlineConfig`.
         compute: dtype of forward and backward; masters are fp32.
         reference: policy of the KL term; by default a frozen copy of the initial weights, made only if kl_coef > 0.
-        on_groups: called with (step, groups) after credit was assigned, before the update.
+        on_groups: called with (step, groups) after credit was assigned, before the update; what it returns joins the
+            step's metrics.
     """
 
     def __init__(
@@ -201,7 +202,7 @@ class OnlineTrainer:
         *,
         compute: torch.dtype = torch.float32,
         reference: Policy | None = None,
-        on_groups: Callable[[int, list[Group]], None] | None = None,
+        on_groups: Callable[[int, list[Group]], Mapping[str, float] | None] | None = None,
     ):
         if not engine.trainable:
             raise ConfigError(f"{type(engine).__name__} gives no log-probs, so its samples cannot be trained on")
@@ -256,8 +257,10 @@ class OnlineTrainer:
         if spread.world > 1:
             mine = spread.share([i for i, count in drawn for _ in range(count)])
             drawn = [(i, mine.count(i)) for i in dict.fromkeys(mine)]
+        # New for every step, so that whatever is drawn from (task, seed, node) differs from step to step.
+        episode = derive_seed(config.seed, "episode", self.step)
         trees = [
-            TokenTree(self.prompts[i], kind=Kind.PROMPT, task=str(self.tasks[i]["id"]), seed=config.seed) for i, _ in drawn
+            TokenTree(self.prompts[i], kind=Kind.PROMPT, task=str(self.tasks[i]["id"]), seed=episode) for i, _ in drawn
         ]
         sampling = config.sampling(derive_seed(config.seed, "rollout", self.step, *([spread.rank] if spread.rank else [])))
         groups: list[Group] = []
@@ -359,10 +362,10 @@ class OnlineTrainer:
         self.judge_groups(groups)
         judged = time.perf_counter()
         trained = self.assign(groups)
-        if self.on_groups:
-            self.on_groups(self.step, groups)
-        credited = time.perf_counter()
         metrics = self._rollout_metrics(groups)
+        if self.on_groups:
+            metrics |= self.on_groups(self.step, groups) or {}
+        credited = time.perf_counter()
         if trained:
             metrics |= self.update(trained)
         self.counts["tokens_trained"] = self.learner.tokens_trained
