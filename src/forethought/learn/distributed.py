@@ -25,7 +25,7 @@ class Distributed:
 
     def __init__(self):
         self.world, self.rank = 1, 0
-        self._state = None
+        self._state: Any = None
         if int(os.environ.get("WORLD_SIZE", "1")) > 1:
             from accelerate import PartialState
 

@@ -8,7 +8,7 @@ and the copies are rounded anew. So a small step is never lost to rounding.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -32,20 +32,20 @@ class OptimConfig:
     grad_clip: float = 1.0
     """Largest global gradient norm; 0 switches clipping off."""
     schedule: Literal["constant", "linear", "cosine"] = "constant"
-    """What follows the warm-up: constant, or a fall to 0 at the last step."""
+    """What follows the warm-up: constant, or a fall that would reach 0 with the step after the last."""
     warmup_steps: int = 0
 
     def __post_init__(self):
         bad = []
         if not (math.isfinite(self.lr) and self.lr > 0):
             bad.append(f"lr={self.lr}: give a positive number, for example 1e-5")
-        if self.weight_decay < 0:
+        if not 0 <= self.weight_decay < math.inf:
             bad.append(f"weight_decay={self.weight_decay}: give 0 or more")
         if not (0 <= self.beta1 < 1 and 0 <= self.beta2 < 1):
             bad.append(f"beta1={self.beta1}, beta2={self.beta2}: both lie in [0, 1)")
-        if self.eps <= 0:
+        if not 0 < self.eps < math.inf:
             bad.append(f"eps={self.eps}: give a positive number")
-        if self.grad_clip < 0:
+        if not 0 <= self.grad_clip < math.inf:
             bad.append(f"grad_clip={self.grad_clip}: give 0 (off) or a positive norm")
         if self.warmup_steps < 0:
             bad.append(f"warmup_steps={self.warmup_steps}: give 0 or more")
@@ -129,25 +129,20 @@ class Optimizer:
         """The learning rate of the next step."""
         return self.config.lr * self.config.factor(self.step_index, self.total_steps)
 
-    def gradients(self) -> Iterator[torch.Tensor]:
-        return (m.grad for m in self.masters if m.grad is not None)
-
     @torch.no_grad()
     def step(self) -> dict[str, float]:
         """One AdamW step on the accumulated gradients; clears them. Returns grad_norm (before clipping) and lr.
 
         A non-finite gradient norm raises before any weight is touched.
         """
-        grads = list(self.gradients())
-        norms = torch._foreach_norm(grads) if grads else []
-        norm = float(torch.linalg.vector_norm(torch.stack(list(norms)))) if grads else 0.0
+        norm = float(torch.nn.utils.get_total_norm([m.grad for m in self.masters if m.grad is not None]))
         if not math.isfinite(norm):
             self.zero_grad()
             raise FloatingPointError(
                 f"the gradient norm is {norm} at optimiser step {self.step_index}; the weights were left as they were"
             )
         if self.config.grad_clip and norm > self.config.grad_clip:
-            torch._foreach_mul_(grads, self.config.grad_clip / (norm + 1e-6))
+            torch.nn.utils.clip_grads_with_norm_(self.masters, self.config.grad_clip, torch.tensor(norm))
         lr = self.lr
         for group in self.adamw.param_groups:
             group["lr"] = lr
@@ -161,7 +156,8 @@ class Optimizer:
     def refresh(self) -> None:
         """Round the masters into the compute weights anew."""
         if self.split:
-            torch._foreach_copy_(self.params, self.masters)
+            for p, master in zip(self.params, self.masters, strict=True):
+                p.copy_(master)
 
     def zero_grad(self) -> None:
         for tensor in (*self.masters, *self.params):
