@@ -28,7 +28,8 @@ def _parser() -> argparse.ArgumentParser:
     commands = parser.add_subparsers(dest="command", metavar="COMMAND")
 
     def command(name: str, help: str, **kwargs) -> argparse.ArgumentParser:
-        sub = commands.add_parser(name, help=help, description=help[0].upper() + help[1:] + ".", **kwargs)
+        description = help[0].upper() + help[1:] + "."
+        sub = commands.add_parser(name, help=help, description=description, allow_abbrev=False, **kwargs)
         sub.set_defaults(function=globals()[f"_{name.replace('-', '_')}"])
         return sub
 
@@ -67,7 +68,11 @@ def _parser() -> argparse.ArgumentParser:
     writes(sub, "runs/RECIPE-PROFILE")
     sub.add_argument("settings", nargs="*", metavar="key=value", help=_SETTINGS)
 
-    sub = command("train", "train your model on your data: sft (supervised) or grpo (with a reward)", epilog=_PROMPTS)
+    sub = command(
+        "train",
+        "train your model on your data: sft (supervised) or grpo (with a reward)",
+        epilog=f"{_PROMPTS} `forethought train grpo --dry-run` prints all settings with their defaults.",
+    )
     sub.add_argument("method", choices=("sft", "grpo"))
     sub.add_argument("--model", help="registry name, Hugging Face id or local folder")
     sub.add_argument(
@@ -127,7 +132,7 @@ def _parser() -> argparse.ArgumentParser:
 
     sub = command("show", "show runs, or a data file, in the terminal")
     sub.add_argument("paths", nargs="+", help="run folders (several are compared) or a JSONL file")
-    sub.add_argument("--trees", type=int, default=2, help="sampled rollouts to print (default: 2)")
+    sub.add_argument("--trees", type=int, default=2, help="sampled rollouts, or records, to print (default: 2)")
 
     sub = command("report", "write report.html of a run anew and print its path")
     sub.add_argument("run", help="run folder")
@@ -204,14 +209,12 @@ def _eval(args) -> None:
 
 
 def _show(args) -> None:
-    from forethought.report.terminal import compare, show, show_data
+    from forethought.report.terminal import compare, show
 
     paths = [Path(p) for p in args.paths]
-    if all(p.is_file() for p in paths):
+    if len(paths) == 1 or all(p.is_file() for p in paths):
         for path in paths:
-            show_data(path)
-    elif len(paths) == 1:
-        show(paths[0], trees=args.trees)
+            show(path, trees=args.trees)
     else:
         compare(paths)
 
@@ -248,10 +251,21 @@ def _demo(args) -> None:
         _finish(run.path)
 
 
+def parse(parser: argparse.ArgumentParser, argv: Sequence[str] | None) -> argparse.Namespace:
+    """The command line, with key=value settings anywhere: argparse takes positional ones in one place only."""
+    args, rest = parser.parse_known_args(argv)
+    wrong = [r for r in rest if "=" not in r or not hasattr(args, "settings")]
+    if wrong:
+        parser.error(f"unrecognized arguments: {' '.join(wrong)}")
+    if rest:
+        args.settings = [*args.settings, *rest]
+    return args
+
+
 def main(argv: Sequence[str] | None = None) -> int:
     """Entry point. Exit status: 0 done, 1 a check found problems, 2 bad input, 130 interrupted (and saved)."""
     parser = _parser()
-    args = parser.parse_args(argv)
+    args = parse(parser, argv)
     if args.command is None:
         parser.print_help()
         return 0
