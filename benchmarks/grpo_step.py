@@ -2,10 +2,10 @@
 
     python benchmarks/grpo_step.py [--peer none] [--dtype bf16|fp32|both] [--case 256/32 ...]
 
-4 prompts x 8 samples; cases are prompt/response tokens. TRL runs at its best micro-batch of those tried, without gradient
-checkpointing, in both precisions (bf16: its own autocast over fp32 weights and pure bf16 weights, the faster counts).
-Both sides sample exactly the response length. That both have the same loss and gradient norm on the same batch is tested
-in tests/learn/test_trl_parity.py. The last line is one JSON object with the ratios (peer over ours).
+4 prompts x 8 samples; cases are prompt/response tokens. TRL runs at its best micro-batch of those tried, without
+gradient checkpointing, in both precisions (bf16: its own autocast over fp32 weights and pure bf16 weights, the faster
+counts). Both sides sample exactly the response length. That both have the same loss and gradient norm on the same batch
+is tested in tests/learn/test_trl_parity.py. The last line is one JSON object with the ratios (peer over ours).
 """
 
 from __future__ import annotations
@@ -64,12 +64,15 @@ def ours(args, dtype: torch.dtype, texts: list[str], response: int) -> dict:
     }
 
 
-def peer(args, dtype: torch.dtype, texts: list[str], response: int, micro: int, pure: bool) -> tuple[float, float, float]:
+def peer(
+    args, dtype: torch.dtype, texts: list[str], response: int, micro: int, pure: bool
+) -> tuple[float, float, float]:
     """Seconds a step, peak MiB and loss of TRL at one setting."""
     from datasets import Dataset
-    from forethought.models.registry import resolve
     from transformers import AutoModelForCausalLM, AutoTokenizer, TrainerCallback
     from trl import GRPOConfig, GRPOTrainer
+
+    from forethought.models.registry import resolve
 
     torch.set_num_threads(args.threads)
     folder = resolve(args.model).path
@@ -152,7 +155,7 @@ def main() -> None:
                         key = f"micro {micro}" + (", pure bf16" if pure else "")
                         tried[key] = apart(peer, args, dtype, texts, response, micro, pure)
                         print(f"  trl {key}: {tried[key][0]:.2f} s, {tried[key][1]:.0f} MiB", flush=True)
-                            best = min(tried, key=lambda k: tried[k][0])
+                best = min(tried, key=tried.__getitem__)  # seconds stand first
                 seconds, memory, loss = tried[best]
                 row |= {
                     "peer_s": round(seconds, 2),

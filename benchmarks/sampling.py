@@ -2,9 +2,9 @@
 
     python benchmarks/sampling.py [--peer none] [--dtype bf16|fp32|both]
 
-The last line is one JSON object: per case seconds of both, the ratio (peer over ours) and our share of the floor, which is
-the larger of (weight bytes per step / measured read bandwidth) and (operations per step / measured matrix rate), times the
-steps, plus the prefill's operations at the matrix rate.
+The last line is one JSON object: per case seconds of both, the ratio (peer over ours) and our share of the floor, which
+is the larger of (weight bytes per step / measured read bandwidth) and (operations per step / measured matrix rate),
+times the steps, plus the prefill's operations at the matrix rate.
 """
 
 from __future__ import annotations

@@ -28,11 +28,14 @@ BASE = dict(
 CONFIGS = {
     "llama": lambda: LlamaConfig(**BASE, head_dim=8, tie_word_embeddings=True),
     "qwen2": lambda: Qwen2Config(**BASE, use_sliding_window=True, sliding_window=7, max_window_layers=1),
-    "qwen3": lambda: Qwen3Config(
-        **BASE, head_dim=8, use_sliding_window=True, sliding_window=6, max_window_layers=1
-    ),
+    "qwen3": lambda: Qwen3Config(**BASE, head_dim=8, use_sliding_window=True, sliding_window=6, max_window_layers=1),
     "gemma2": lambda: Gemma2Config(
-        **BASE, head_dim=8, sliding_window=5, final_logit_softcapping=5.0, attn_logit_softcapping=3.0, query_pre_attn_scalar=8
+        **BASE,
+        head_dim=8,
+        sliding_window=5,
+        final_logit_softcapping=5.0,
+        attn_logit_softcapping=3.0,
+        query_pre_attn_scalar=8,
     ),
     "gemma3": lambda: Gemma3TextConfig(
         **BASE,

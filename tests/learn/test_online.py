@@ -12,7 +12,6 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from tinymodels import CONFIGS, IntTokenizer, tiny
 
 from forethought.errors import ConfigError, DataError, RewardError
 from forethought.learn.learner import Learner
@@ -22,6 +21,7 @@ from forethought.models.policy import Policy
 from forethought.models.torch_engine import TorchEngine
 from forethought.rewards.reward import Reward
 from forethought.tree.tree import TokenTree
+from tinymodels import CONFIGS, IntTokenizer, tiny
 
 
 def make(config, *, judge=None, tasks=None, seed=0, family="llama", **kwargs):
@@ -245,7 +245,8 @@ with RunDir.create(sys.argv[1], config, resume=sys.argv[2] == "resume") as run:
     trainer = make(config)
     def evaluate(step):
         return {{"eval/sum": float(trainer.policy.head.weight.detach().double().sum())}}
-    fit(trainer, run, steps=12, tags={{"arm": "a", "seed": 0}}, evaluate=evaluate, eval_every=2, save_every=3, store_groups=1)
+    fit(trainer, run, steps=12, tags={{"arm": "a", "seed": 0}}, evaluate=evaluate, eval_every=2, save_every=3,
+        store_groups=1)
 """
 
 
@@ -284,8 +285,7 @@ def test_kill_dash_nine_and_resume_equals_an_unbroken_run(tmp_path):
     from forethought.tree.store import TreeStore
 
     rows = [
-        [r.step for r in TreeStore(tmp_path / f / "trees.sqlite", readonly=True).query()]
-        for f in ("whole", "killed1")
+        [r.step for r in TreeStore(tmp_path / f / "trees.sqlite", readonly=True).query()] for f in ("whole", "killed1")
     ]
     assert rows[0] == rows[1] == list(range(1, 13))
 

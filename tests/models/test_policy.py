@@ -1,10 +1,9 @@
-"""Policy: the linear fallback, end tokens, the head's numbers, frozen copies, scoring, and what is saved after training."""
+"""Policy: the linear fallback, end tokens, the head's numbers, frozen copies, scoring, what is saved after training."""
 
 import json
 
 import pytest
 import torch
-from tinymodels import IntTokenizer, tiny
 from torch import nn
 from transformers import (
     AutoModelForCausalLM,
@@ -25,6 +24,7 @@ from forethought.models.tiny import char_tokenizer, tiny_model
 from forethought.models.torch_engine import TorchEngine
 from forethought.tree.pack import pack, write_back
 from forethought.tree.tree import TokenTree
+from tinymodels import IntTokenizer, tiny
 
 
 class RecurrentConfig(PretrainedConfig):
@@ -177,7 +177,7 @@ def _scaled(kind):
 @pytest.mark.parametrize("kind", ["gemma2", "cohere", "granite"])
 @pytest.mark.parametrize("temperature", [1.0, 0.7])
 def test_softcap_and_logit_scale(kind, temperature):
-    """Gemma 2 caps its logits at 5 here, Cohere multiplies and Granite divides them by 4; the temperature comes after."""
+    """Gemma 2 caps its logits at 5 here, Cohere and Granite divide them by 4; the temperature comes after."""
     model = tiny("gemma2") if kind == "gemma2" else _scaled(kind)
     if kind == "gemma2":
         with torch.no_grad():

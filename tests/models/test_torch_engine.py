@@ -5,13 +5,13 @@ from collections import Counter
 import numpy as np
 import pytest
 import torch
-from tinymodels import CONFIGS, IntTokenizer, tiny
 
 from forethought.errors import ConfigError, EngineError
 from forethought.models.engine import Sampling, row_seed
 from forethought.models.policy import Policy
 from forethought.models.torch_engine import TorchEngine, sample
 from forethought.tree.tree import Kind, Stop, TokenTree
+from tinymodels import CONFIGS, IntTokenizer, tiny
 
 
 def prompts(count, longest=20, seed=0):
@@ -113,7 +113,12 @@ def test_tempered_and_untempered_logprobs():
 
 @pytest.mark.parametrize(
     ("kwargs", "allowed"),
-    [({"top_k": 2}, {0, 1}), ({"top_p": 0.6}, {0}), ({"top_p": 0.67}, {0, 1}), ({"top_k": 3, "top_p": 0.95}, {0, 1, 2})],
+    [
+        ({"top_k": 2}, {0, 1}),
+        ({"top_p": 0.6}, {0}),
+        ({"top_p": 0.67}, {0, 1}),
+        ({"top_k": 3, "top_p": 0.95}, {0, 1, 2}),
+    ],
 )
 def test_truncation(kwargs, allowed):
     """Probabilities 0.6652, 0.2447, 0.0900, 0.0001: a head is kept until its mass reaches top_p."""
@@ -181,7 +186,10 @@ def test_untempered_storage_equals_the_score_at_temperature_one(llama):
 def test_progress_and_seeds(llama):
     calls = []
     TorchEngine(llama).extend(
-        [(t, 0) for t in prompts(3)], 2, Sampling(max_tokens=5), progress=lambda done, total: calls.append((done, total))
+        [(t, 0) for t in prompts(3)],
+        2,
+        Sampling(max_tokens=5),
+        progress=lambda done, total: calls.append((done, total)),
     )
     assert calls[-1] == (6, 6) and [d for d, _ in calls] == sorted(d for d, _ in calls)
     keys = {row_seed(s, t, leaf, i) for s in (0, 1) for t in ("a", "b") for leaf in (0, 1) for i in (0, 1)}

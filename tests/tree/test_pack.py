@@ -1,17 +1,17 @@
-"""Tree layout against linear layout: the same loss and the same gradients, for every family, with LoRA and tied weights."""
+"""Tree layout against linear layout: the same loss and gradients, for every family, with LoRA and tied weights."""
 
 import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tinymodels import CONFIGS, IntTokenizer, tiny
 
 from forethought.errors import DataError
 from forethought.models.attention import TreeContext, using
 from forethought.models.policy import Policy
 from forethought.tree.pack import pack, write_back
 from forethought.tree.tree import TokenTree
+from tinymodels import CONFIGS, IntTokenizer, tiny
 
 
 @st.composite
@@ -181,7 +181,9 @@ def test_empty_spans_pass_their_predecessor_on():
     tree.weight[tree.span(node)] = 1
     for layout in ("tree", "linear"):
         (batch,) = pack([tree], layout=layout)
-        assert batch.predecessors.tolist() == [0] and batch.targets.tolist() == [8] and batch.positions.tolist() == [0, 1]
+        assert (
+            batch.predecessors.tolist() == [0] and batch.targets.tolist() == [8] and batch.positions.tolist() == [0, 1]
+        )
 
 
 def test_changing_a_sibling_changes_nothing_exactly(llama):

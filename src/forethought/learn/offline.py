@@ -1,7 +1,7 @@
 """Offline learning: supervised fine-tuning on token trees made from records.
 
-Every record is one tree (`models.chat.sft_tree`); its targets are the assistant's tokens and their end tokens. Documents
-of a batch are packed without padding and cannot see each other.
+Every record is one tree (`models.chat.sft_tree`); its targets are the assistant's tokens and their end tokens.
+Documents of a batch are packed without padding and cannot see each other.
 """
 
 from __future__ import annotations
@@ -73,7 +73,9 @@ class SFTTrainer:
         for number, tree in enumerate(trees):
             longest = max(tree.path_length(n) for n in tree.leaves())
             if longest > policy.context:
-                raise DataError(f"record {number} has {longest} tokens; the context is {policy.context}: give a max_length")
+                raise DataError(
+                    f"record {number} has {longest} tokens; the context is {policy.context}: give a max_length"
+                )
         self.policy, self.trees, self.config = policy, list(trees), config
         self.sampler = BatchSampler(
             len(trees),

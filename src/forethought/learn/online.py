@@ -1,7 +1,7 @@
 """Online learning: rollout -> reward -> credit -> pack -> update, on token trees.
 
-One tree a prompt and step: a prompt that is drawn for several groups stands once, is prefilled once and trained once, and
-its groups are explicit lists of leaves (never inferred from equal text). The loss of a step is
+One tree a prompt and step: a prompt that is drawn for several groups stands once, is prefilled once and trained once,
+and its groups are explicit lists of leaves (never inferred from equal text). The loss of a step is
 
     L = policy_coef * clipped policy loss + kl_coef * KL(policy, reference) - entropy_coef * entropy
 
@@ -97,7 +97,9 @@ class OnlineConfig:
                 "an update needs at least one group"
             )
         if not 0 <= self.clip_low < 1 or self.clip_high < 0:
-            bad.append(f"clip_low={self.clip_low}, clip_high={self.clip_high}: give 0 <= clip_low < 1 and clip_high >= 0")
+            bad.append(
+                f"clip_low={self.clip_low}, clip_high={self.clip_high}: give 0 <= clip_low < 1 and clip_high >= 0"
+            )
         if self.kl_coef < 0:
             bad.append(f"kl_coef={self.kl_coef}: give 0 or more")
         if self.top_p != 1 or self.top_k:
@@ -216,7 +218,8 @@ class OnlineTrainer:
                 raise DataError(f"task {task['id']!r}: its prompt has no tokens")
             if len(ids) + 1 > policy.context:
                 raise DataError(
-                    f"task {task['id']!r}: its prompt of {len(ids)} tokens leaves no room in the context of {policy.context}"
+                    f"task {task['id']!r}: its prompt of {len(ids)} tokens leaves no room in the context of "
+                    f"{policy.context}"
                 )
         self.learner = Learner(
             policy,
@@ -239,8 +242,8 @@ class OnlineTrainer:
     def draw(self) -> list[tuple[int, int]]:
         """(task index, groups) of the next step.
 
-        Each task once an epoch (the last step of an epoch may have fewer groups); with fewer tasks than prompts_per_step
-        they are repeated until there are that many groups.
+        Each task once an epoch (the last step of an epoch may have fewer groups); with fewer tasks than
+        prompts_per_step they are repeated until there are that many groups.
         """
         want = self.config.prompts_per_step
         chosen = list(next(self.sampler))
@@ -262,7 +265,9 @@ class OnlineTrainer:
         trees = [
             TokenTree(self.prompts[i], kind=Kind.PROMPT, task=str(self.tasks[i]["id"]), seed=episode) for i, _ in drawn
         ]
-        sampling = config.sampling(derive_seed(config.seed, "rollout", self.step, *([spread.rank] if spread.rank else [])))
+        sampling = config.sampling(
+            derive_seed(config.seed, "rollout", self.step, *([spread.rank] if spread.rank else []))
+        )
         groups: list[Group] = []
         # Trees with equally many groups are sampled in one call.
         for count in sorted({c for _, c in drawn}):

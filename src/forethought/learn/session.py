@@ -1,7 +1,7 @@
 """A training session: a trainer's steps inside a run folder, with metrics, trees, checkpoints and exact resume.
 
-The line of a step is written before its checkpoint; a resumed session drops the lines after its checkpoint and makes them
-again. All lines of the resumed run equal those of an unbroken one, apart from the `time/` entries.
+The line of a step is written before its checkpoint; a resumed session drops the lines after its checkpoint and makes
+them again. All lines of the resumed run equal those of an unbroken one, apart from the `time/` entries.
 """
 
 from __future__ import annotations
@@ -142,7 +142,9 @@ def fit(
                 if main and ((save_every and trainer.step % save_every == 0) or (last and save_last) or stop):
                     save(trainer, run, name, extra() if extra else None)
                 if stop and not last:
-                    raise Interrupted(f"stopped after step {trainer.step} of {steps}; saved in {run.path}; add --resume to go on")
+                    raise Interrupted(
+                        f"stopped after step {trainer.step} of {steps}; saved in {run.path}; add --resume to go on"
+                    )
     finally:
         if store is not None:
             store.close()

@@ -1,8 +1,8 @@
 """One attention function for token trees, plugged into a model's own modules.
 
-transformers lets a model's attention be chosen by name. Inside `using(model, context)` every attention layer of the model
-calls the active context with its projected, normalised and rotated q, k, v; everything else of the forward stays the
-model's own code, so no family is copied. Contexts: `TreeContext` (training, scoring, prefill over packed trees) and
+transformers lets a model's attention be chosen by name. Inside `using(model, context)` every attention layer of the
+model calls the active context with its projected, normalised and rotated q, k, v; everything else of the forward stays
+the model's own code, so no family is copied. Contexts: `TreeContext` (training, scoring, prefill over packed trees) and
 `torch_engine.LaneContext` (decoding). Outside the scope the model runs its usual attention.
 
 Shapes: B batch (always 1 for packed trees), H heads, K key-value heads, T tokens, d head size.
@@ -136,7 +136,9 @@ class _Family:
         self.prefix_len, self.longest, self.count = len(prefix), longest, len(children)
         self.prefix, self.own, self.queries = prefix.to(device), own.to(device), own[real].to(device)
         self.real = None if bool(real.all()) else real.flatten().nonzero().squeeze(1).to(device)
-        contiguous = len(prefix) == 0 or bool((prefix == torch.arange(int(prefix[0]), int(prefix[0]) + len(prefix))).all())
+        contiguous = len(prefix) == 0 or bool(
+            (prefix == torch.arange(int(prefix[0]), int(prefix[0]) + len(prefix))).all()
+        )
         self.prefix_slice = slice(int(prefix[0]), int(prefix[0]) + len(prefix)) if contiguous and len(prefix) else None
         self.causal = self.prefix_len == 0
         self._masks: dict[int | None, torch.Tensor | None] = {}
@@ -156,7 +158,12 @@ class _Family:
         heads, size = q.shape[1], q.shape[-1]
 
         def rows(x: torch.Tensor) -> torch.Tensor:  # [1, C, N, d] -> [children, C, longest, d]
-            return x[0].index_select(1, self.own.flatten()).view(x.shape[1], self.count, self.longest, size).transpose(0, 1)
+            return (
+                x[0]
+                .index_select(1, self.own.flatten())
+                .view(x.shape[1], self.count, self.longest, size)
+                .transpose(0, 1)
+            )
 
         def with_prefix(x: torch.Tensor) -> torch.Tensor:
             mine = rows(x)
@@ -209,7 +216,7 @@ class _Row:
 
 
 class _Rows:
-    """Many small rows in one call, padded to a common size: what keeps batches of short trees from thousands of calls."""
+    """Many small rows in one call, padded to a common size, which saves batches of short trees thousands of calls."""
 
     def __init__(self, rows: list[_Row], positions: torch.Tensor):
         device = positions.device

@@ -206,7 +206,7 @@ class _ChunkedLogprobs(torch.autograd.Function):
             low = p.to(hidden.dtype)
             if grad_hidden is not None:
                 grad_hidden.add_(low @ weight[start:stop])
-            if grad_weight is not None:
+            if grad_weight is not None and scaled_hidden is not None:
                 torch.mm(low.T, scaled_hidden, out=grad_weight[start:stop])
             if grad_bias is not None:
                 grad_bias[start:stop] = (outside.T @ p)[0]

@@ -82,7 +82,7 @@ def choose_device(device: str | torch.device | None = None) -> torch.device:
 
 def _cpu_features() -> dict[str, Any]:
     if hasattr(torch.cpu, "get_capabilities"):
-        return torch.cpu.get_capabilities()
+        return dict(torch.cpu.get_capabilities())
     return {"avx512_bf16": torch.cpu._is_avx512_bf16_supported(), "amx_bf16": torch.cpu._is_amx_tile_supported()}
 
 
@@ -230,7 +230,7 @@ def _load(path: Path, dtype: torch.dtype, adapter: Path | None) -> tuple[Any, An
         raise ModelError(f"{where}: the tokenizer cannot be loaded: {_first_line(err)}") from err
     try:
         with _quiet():
-            model = AutoModelForCausalLM.from_pretrained(str(path), dtype=dtype)
+            model: Any = AutoModelForCausalLM.from_pretrained(str(path), dtype=dtype)
     except Exception as err:
         raise ModelError(f"{path}: the model cannot be loaded as a causal language model: {_first_line(err)}") from err
     have = model.get_input_embeddings().num_embeddings
@@ -345,4 +345,4 @@ def _with_masters(model: Any, state: Mapping[str, torch.Tensor]) -> dict[str, to
     if unknown:
         raise ConfigError(f"state: {unknown[0]!r} is not a parameter of the model{nearest(unknown[0], own)}")
     masters = {own[name].data_ptr(): tensor for name, tensor in state.items()}
-    return {name: masters.get(t.data_ptr(), t) for name, t in model.state_dict().items()}
+    return {name: masters[t.data_ptr()] if t.data_ptr() in masters else t for name, t in model.state_dict().items()}

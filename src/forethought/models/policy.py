@@ -1,7 +1,8 @@
 """Policy: a causal language model with its tokenizer, seen through token trees.
 
-It runs packed batches through the model's own modules (`attention.TreeContext`) and returns log-probs of targets without
-ever holding [tokens, vocabulary] for the whole batch. Models whose attention cannot be routed fall back to linear rows.
+It runs packed batches through the model's own modules (`attention.TreeContext`) and returns log-probs of targets
+without ever holding [tokens, vocabulary] for the whole batch. Models whose attention cannot be routed fall back to
+linear rows.
 """
 
 from __future__ import annotations
@@ -38,7 +39,8 @@ class Policy:
     def __init__(self, model: nn.Module, tokenizer: Any, *, layout: Layout | None = None, end_ids: Iterable[int] = ()):
         self.model = model
         self.tokenizer = tokenizer
-        self.core: Any = model.get_base_model() if hasattr(model, "get_base_model") else model
+        unwrap = getattr(model, "get_base_model", None)  # peft's
+        self.core: Any = model if unwrap is None else unwrap()
         self.decoder: nn.Module = self.core.get_decoder()
         self.head: nn.Module = self.core.get_output_embeddings()
         self.configs = attention.configs_of(self.core)
@@ -162,7 +164,7 @@ class Policy:
 
 
 class _AdapterOff(Policy):
-    """A peft policy with its adapter switched off: the reference of a LoRA run, without a second copy of the weights."""
+    """A peft policy with its adapter off: the reference of a LoRA run, without a second copy of the weights."""
 
     def hidden(self, batch: Batch, *, context: attention.TreeContext | None = None) -> torch.Tensor:
         with self.model.disable_adapter():  # type: ignore[operator]

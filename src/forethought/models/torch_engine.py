@@ -1,12 +1,12 @@
 """The default engine: batched sampling from a transformers model in plain torch.
 
 - Each distinct prefix token is prefilled once (packed as trees) and its keys and values are stored once per leaf.
-- Decoding runs in lanes: a lane is one leaf, its slots are samples of that leaf. Keys of the shared prefix stand once per
-  lane, so eight samples of one prompt read it once.
+- Decoding runs in lanes: a lane is one leaf, its slots are samples of that leaf. Keys of the shared prefix stand once
+  per lane, so eight samples of one prompt read it once.
 - A slot whose row ends takes the leaf's next sample; a lane whose leaf is done takes the next leaf. When nothing waits
   and half of the slots are idle, the batch shrinks.
-- A row draws one uniform number a token from a generator seeded by (run seed, task, node, sample index), so its sample does
-  not depend on its neighbours beyond float error.
+- A row draws one uniform number a token from a generator seeded by (run seed, task, node, sample index), so its sample
+  does not depend on its neighbours beyond float error.
 
 Shapes: G lanes, W slots a lane, R = G*W rows, H heads, K key-value heads, d head size, P prefix and S own columns.
 """
@@ -153,7 +153,9 @@ class LaneContext:
             scores = torch.tanh(scores / softcap) * softcap
         scores += self._mask(window)
         probs = scores.softmax(-1).to(v.dtype)
-        out = torch.bmm(probs[..., :P].reshape(G * K, W * rep, P), prefix_v.view(G * K, P, size)).view(G, K, W, rep, size)
+        out = torch.bmm(probs[..., :P].reshape(G * K, W * rep, P), prefix_v.view(G * K, P, size)).view(
+            G, K, W, rep, size
+        )
         out += torch.bmm(probs[..., P:].reshape(G * K * W, rep, t + 1), values).view(G, K, W, rep, size)
         return out.transpose(1, 2).reshape(G * W, 1, K * rep, size)
 
@@ -194,7 +196,7 @@ class TorchEngine:
     def __init__(self, policy: Policy, *, max_rows: int = 64, prefill_tokens: int = 4096):
         if policy.layout != "tree":
             raise EngineError(
-                f"{type(policy.core).__name__} cannot route its attention, which this engine needs for its shared prefixes"
+                f"{type(policy.core).__name__} cannot route its attention, which this engine needs for shared prefixes"
             )
         if max_rows < 1 or prefill_tokens < 1:
             raise EngineError(f"max_rows={max_rows}, prefill_tokens={prefill_tokens}: both must be at least 1")
@@ -298,7 +300,8 @@ class _Call:
     """One `extend`: the queue of rows, the lanes and the decode loop."""
 
     def __init__(self, engine: TorchEngine, leaves: Sequence[Leaf], n: int, sampling: Sampling, progress):
-        self.engine, self.policy, self.leaves, self.sampling, self.progress = engine, engine.policy, leaves, sampling, progress
+        self.engine, self.policy, self.leaves = engine, engine.policy, leaves
+        self.sampling, self.progress = sampling, progress
         self.device = self.policy.device
         self.rows: list[list[_Row]] = []
         repeated: Counter[tuple[int, int]] = Counter()
@@ -306,8 +309,8 @@ class _Call:
             length = tree.path_length(leaf)
             if length == 0:
                 raise EngineError(
-                    f"leaf {number} (task {tree.task!r}) has an empty path: there is nothing to predict from; begin the "
-                    "prompt with a beginning token"
+                    f"leaf {number} (task {tree.task!r}) has an empty path: there is nothing to predict from; begin "
+                    "the prompt with a beginning token"
                 )
             begin = len(tree.children(leaf)) + repeated[id(tree), leaf] * n
             repeated[id(tree), leaf] += 1
@@ -437,7 +440,9 @@ class _Call:
         """Feed each row's last token; logits [G*W, V]."""
         self.context.step()
         last = [[row.ids[-1] if row else 0 for row in lane] for lane in self.slots]
-        place = [[int(self.length[g]) + len(row.ids) - 1 if row else 0 for row in lane] for g, lane in enumerate(self.slots)]
+        place = [
+            [int(self.length[g]) + len(row.ids) - 1 if row else 0 for row in lane] for g, lane in enumerate(self.slots)
+        ]
         ids = torch.tensor(last, device=self.device).view(-1, 1)
         positions = torch.tensor(place, device=self.device).view(-1, 1)
         with attention.using(self.policy.configs, self.context):

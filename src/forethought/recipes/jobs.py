@@ -54,7 +54,9 @@ def _work(job: Job, root: str, threads: int) -> tuple[dict[str, Any], float]:
     return out, time.perf_counter() - began
 
 
-def run_jobs(jobs: Sequence[Job], run: RunDir, *, title: str, workers: int | None = None) -> dict[tuple[str, int], dict]:
+def run_jobs(
+    jobs: Sequence[Job], run: RunDir, *, title: str, workers: int | None = None
+) -> dict[tuple[str, int], dict]:
     """Run what is not done yet; returns (arm, seed) -> the numbers that the job returned.
 
     Args:
@@ -128,7 +130,10 @@ def gather(job: Job, run: RunDir, trees: int = 8) -> None:
             row.pop("nonfinite", None)
             run.log_metrics({**row, "arm": job.arm, "seed": job.seed}, step=step)
     if (folder / "trees.sqlite").is_file():
-        with TreeStore(folder / "trees.sqlite", readonly=True) as source, TreeStore(run.path / "trees.sqlite") as target:
+        with (
+            TreeStore(folder / "trees.sqlite", readonly=True) as source,
+            TreeStore(run.path / "trees.sqlite") as target,
+        ):
             target.truncate_after(-1, arm=job.arm, seed=job.seed)
             for row in reversed(source.query(newest_first=True, limit=trees)):
                 target.append(

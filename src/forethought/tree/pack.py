@@ -6,9 +6,9 @@ its ancestors and itself. The last token of a node predicts the first token of e
 
 `layout="linear"`: one causal row per leaf, the reference, and the fallback for models that take no arbitrary mask.
 
-Both give the same loss and the same gradient. A token on k trained paths counts as k tokens: its `weight` in the tree is
-k, the tree layout trains it once with weight k, the linear layout trains it in every row that holds it, with the weight
-shared out over those rows. Its advantage and behaviour log-prob are one number, whichever row it stands in.
+Both give the same loss and the same gradient. A token on k trained paths counts as k tokens: its `weight` in the tree
+is k, the tree layout trains it once with weight k, the linear layout trains it in every row that holds it, with the
+weight shared out over those rows. Its advantage and behaviour log-prob are one number, whichever row it stands in.
 
 Only nodes on the way to a trained token are packed. N: packed tokens, M: targets.
 """
@@ -92,7 +92,10 @@ class Batch:
         names = ("ids", "positions", "predecessors", "targets", "weight", "advantage", "sequence", "tree", "token")
         moved = {name: getattr(self, name).to(device) for name in names}
         return Batch(
-            segments=self.segments, columns={k: v.to(device) for k, v in self.columns.items()}, places=self.places, **moved
+            segments=self.segments,
+            columns={k: v.to(device) for k, v in self.columns.items()},
+            places=self.places,
+            **moved,
         )
 
     def visible(self, segment: Segment) -> torch.Tensor:
@@ -155,7 +158,8 @@ def pack(
     stand in for `tree.weight` (scoring).
 
     Raises:
-        DataError: a single path is longer than `max_tokens`; a weight stands on a token that nothing predicts; NaN weight.
+        DataError: a single path is longer than `max_tokens`; a weight stands on a token that nothing predicts; NaN
+        weight.
     """
     if layout not in ("tree", "linear"):
         raise ValueError(f"layout={layout!r}: 'tree' or 'linear'")
@@ -208,11 +212,15 @@ def _pieces(
     for piece in out:
         size = sum(int(tree.length[n]) for n in piece.nodes)
         if max_tokens is not None and size > max_tokens:
-            raise DataError(f"task {tree.task!r}: a path of {size} tokens exceeds the budget of {max_tokens} tokens a batch")
+            raise DataError(
+                f"task {tree.task!r}: a path of {size} tokens exceeds the budget of {max_tokens} tokens a batch"
+            )
     return out
 
 
-def _split(tree: TokenTree, ends: list[int], wanted: set[int], max_tokens: int | None) -> list[tuple[set[int], set[int]]]:
+def _split(
+    tree: TokenTree, ends: list[int], wanted: set[int], max_tokens: int | None
+) -> list[tuple[set[int], set[int]]]:
     """Leaf groups that fit the budget; each wanted node is trained in the first group that holds it."""
     parts: list[tuple[set[int], set[int]]] = []
     left = set(wanted)
@@ -241,7 +249,9 @@ def _sequence_key(tree: TokenTree, node: int, inside: set[int]) -> int:
         node = below[0]
 
 
-def _build(trees: Sequence[TokenTree], weights: Sequence[np.ndarray], pieces: list[_Piece], layout: Layout, columns: list[str]) -> Batch:
+def _build(
+    trees: Sequence[TokenTree], weights: Sequence[np.ndarray], pieces: list[_Piece], layout: Layout, columns: list[str]
+) -> Batch:
     ids, positions, segments = [], [], []
     pred, tok, tree_of, weight, sequence = [], [], [], [], []
     places: dict[tuple[int, int], tuple[int, int]] = {}
@@ -321,7 +331,7 @@ def _build(trees: Sequence[TokenTree], weights: Sequence[np.ndarray], pieces: li
 
 
 def write_back(trees: Sequence[TokenTree], batch: Batch, column: str, values: torch.Tensor) -> None:
-    """Store per-target values [M] (log-probs of a reference, values ...) in a token column of the trees they came from."""
+    """Store per-target values [M] (log-probs of a reference, values ...) in a token column of their trees."""
     flat = values.detach().float().cpu().numpy()
     source, token = batch.tree.cpu().numpy(), batch.token.cpu().numpy()
     for i in np.unique(source):

@@ -290,4 +290,6 @@ class TokenTree:
         return tree
 
     def __repr__(self) -> str:
-        return f"TokenTree(task={self.task!r}, nodes={self.n_nodes}, tokens={self.n_tokens}, leaves={len(self.leaves())})"
+        return (
+            f"TokenTree(task={self.task!r}, nodes={self.n_nodes}, tokens={self.n_tokens}, leaves={len(self.leaves())})"
+        )
