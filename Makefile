@@ -40,6 +40,8 @@ types: install-dev
 # Slow claims: the mini profiles, whose results pages are committed under docs/results.
 claims: install
 	$(BIN)/forethought run one-shot-rlvr --profile mini --out runs/one-shot-rlvr --overwrite
+	$(BIN)/python -m forethought.recipes.page runs/one-shot-rlvr docs/results/one-shot-rlvr.md \
+	  "forethought run one-shot-rlvr --profile mini --out runs/one-shot-rlvr --overwrite"
 
 bench: install-dev
 	$(BIN)/python benchmarks/grpo_step.py --peer none

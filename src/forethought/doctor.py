@@ -27,7 +27,7 @@ EXTRAS: dict[str, tuple[str, ...]] = {
     "track": ("tensorboard", "trackio", "wandb"),
     "trl": ("trl",),
 }
-_CORE = ("tokenizers", "safetensors", "accelerate", "rich", "pyyaml", "tyro", "math-verify", "jinja2", "gguf")
+_CORE = ("tokenizers", "safetensors", "accelerate", "rich", "pyyaml", "math-verify", "jinja2", "gguf")
 _CPU_FLAGS = ("avx2", "avx512f", "avx512_bf16", "amx_tile", "amx_bf16", "bf16", "sve", "asimd")
 
 

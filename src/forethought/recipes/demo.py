@@ -61,11 +61,11 @@ class DemoConfig:
     dtype: str | None = None
     online: OnlineConfig = field(
         default_factory=lambda: OnlineConfig(
-            steps=30,
+            steps=25,
             prompts_per_step=8,
             group_size=8,
             max_new_tokens=24,
-            eval_every=15,
+            eval_every=25,
             optim=OptimConfig(lr=1e-5),
         )
     )
@@ -225,9 +225,10 @@ def _results(config: DemoConfig, arms: dict[str, _Arm], readers: _Readers, heldo
         if other != "grpo":
             d = paired_bootstrap(correct["grpo"], correct[other], seed=config.seed)
             differences[f"grpo minus {other}"] = {"mean": d.mean, "ci95": [d.low, d.high], "n": d.n}
-    lows = [differences[f"grpo minus {o}"]["ci95"][0] for o in ("base", "format only", "majority vote") if o in correct]
+    controls = ("base", "format only", "majority vote")
+    lows = [differences[f"grpo minus {o}"]["ci95"][0] for o in controls if o in correct]
     verdict = "not shown"
-    if all(low is not None and low > 0 for low in lows):
+    if len(lows) == len(controls) and all(low is not None and low > 0 for low in lows):  # a control left out shows nothing
         verdict = "shown"
     elif (differences["grpo minus base"]["ci95"][1] or 0) < 0:
         verdict = "reversed"
