@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import copy
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -29,7 +29,7 @@ from forethought.learn.online import OnlineConfig, OnlineTrainer
 from forethought.learn.optim import OptimConfig
 from forethought.learn.session import fit
 from forethought.models.engine import Sampling
-from forethought.recipes.results import results
+from forethought.recipes.results import Verdict, results
 from forethought.recipes.session import Workbench, open_model
 from forethought.rewards.math_rewards import FormatReward, OutcomeReward
 from forethought.rewards.verify import Verifier, check, extract_answer
@@ -220,18 +220,7 @@ def _results(config: DemoConfig, arms: dict[str, _Arm], readers: _Readers, heldo
         else:
             correct[name] = readers.right(arm.result, "last_number")
             table[name] = readers.metrics(arm.result)
-    differences = {}
-    for other in correct:
-        if other != "grpo":
-            d = paired_bootstrap(correct["grpo"], correct[other], seed=config.seed)
-            differences[f"grpo minus {other}"] = {"mean": d.mean, "ci95": [d.low, d.high], "n": d.n}
-    controls = ("base", "format only", "majority vote")
-    lows = [differences[f"grpo minus {o}"]["ci95"][0] for o in controls if o in correct]
-    verdict = "not shown"
-    if len(lows) == len(controls) and all(low is not None and low > 0 for low in lows):  # a control left out shows nothing
-        verdict = "shown"
-    elif (differences["grpo minus base"]["ci95"][1] or 0) < 0:
-        verdict = "reversed"
+    verdict, differences = judge(correct, config.seed)
     rows = {name: {r.task: r for r in arms[name].result.rows} for name in ("base", "grpo")}
     examples = [
         {
@@ -262,7 +251,7 @@ def _results(config: DemoConfig, arms: dict[str, _Arm], readers: _Readers, heldo
             }
             for name, arm in arms.items()
         },
-        verdict=verdict,  # type: ignore[arg-type]
+        verdict=verdict,
         verdict_rule=RULE,
         headline={"arm": "grpo", "metric": "accuracy, last number"},
         differences=differences,
@@ -272,6 +261,21 @@ def _results(config: DemoConfig, arms: dict[str, _Arm], readers: _Readers, heldo
         ],
         examples=examples,
     )
+
+
+def judge(correct: Mapping[str, Sequence[float]], seed: int) -> tuple[Verdict, dict[str, dict[str, Any]]]:
+    """RULE applied to each arm's right (1) and wrong (0) held-out problems; also the paired differences."""
+    differences: dict[str, dict[str, Any]] = {}
+    for other in correct:
+        if other != "grpo":
+            d = paired_bootstrap(correct["grpo"], correct[other], seed=seed)
+            differences[f"grpo minus {other}"] = {"mean": d.mean, "ci95": [d.low, d.high], "n": d.n}
+    controls = [f"grpo minus {o}" for o in ("base", "format only", "majority vote")]
+    known = [differences[c]["ci95"] for c in controls if c in differences and differences[c]["ci95"][0] is not None]
+    if len(known) == len(controls) and all(low > 0 for low, _ in known):  # a control that was left out shows nothing
+        return "shown", differences
+    base = differences["grpo minus base"]["ci95"]
+    return ("reversed" if base[1] is not None and base[1] < 0 else "not shown"), differences
 
 
 def _majority(result: EvalResult, readers: _Readers) -> list[float]:
