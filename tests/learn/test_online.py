@@ -84,6 +84,12 @@ def test_one_prompt_as_128_groups_of_8():
     assert (groups[1].advantages == 0).all() and np.isfinite(groups[1].advantages).all()
 
 
+def test_groups_by_prompt_are_one_group():
+    config = OnlineConfig(steps=1, prompts_per_step=3, group_size=4, group_by="prompt", max_new_tokens=1)
+    (group,) = make(config, tasks=[{"id": "a", "prompt": [5]}]).rollout()
+    assert len(group.leaves) == 12
+
+
 def test_fewer_tasks_than_groups_are_repeated_and_none_is_lost():
     """Acceptance 12: never zero steps."""
     trainer = make(OnlineConfig(steps=3, prompts_per_step=10, group_size=2, max_new_tokens=1))

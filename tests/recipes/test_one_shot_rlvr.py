@@ -43,7 +43,10 @@ def test_smoke_profile_has_every_piece(smoke):
     steps = [r["step"] for r in rows if r["arm"] == "one-shot"]
     assert steps == [0, 1, 2, 3, 4]
     assert found["budget"]["one-shot"]["verifier_calls"] == 4 * 4 * 4 and found["budget"]["base"]["tokens_trained"] == 0
-    assert sum(r.get("tokens/generated", 0) for r in rows if r["arm"] == "one-shot") == found["budget"]["one-shot"]["tokens_generated"]
+    assert (
+        sum(r.get("tokens/generated", 0) for r in rows if r["arm"] == "one-shot")
+        == found["budget"]["one-shot"]["tokens_generated"]
+    )
     history = AccuracyHistory.read(smoke / "history.json")
     assert len(history) == 8 and sum(row["n"] for row in history.table()) == 64
     assert found["selection"]["first"][0] in history.indices
@@ -65,9 +68,15 @@ def test_the_arms_differ_in_what_the_table_says():
     assert not ARMS["entropy only"].policy and not ARMS["entropy only"].kl and ARMS["entropy only"].entropy
     assert ARMS["policy only"] == replace(ARMS["one-shot"], decay=False, kl=False, entropy=False)
     world = miniature(MiniatureConfig(pool=6, heldout=4, shifted=4, pretrain_problems=20, pretrain_shifted=5), 1.0, "x")
-    history = AccuracyHistory.from_json({str(i): s for i, s in enumerate(([0, 1], [1, 1], [0, 0.5], [0, 0], [1, 0.5], [0.5, 1]))})
+    history = AccuracyHistory.from_json(
+        {str(i): s for i, s in enumerate(([0, 1], [1, 1], [0, 0.5], [0, 0], [1, 0.5], [0.5, 1]))}
+    )
     config = one_shot_rlvr.OneShotConfig()
-    picked = {name: [t["index"] for t in problems_of(arm, config, world, history)] for name, arm in ARMS.items() if arm.problems != "none"}
+    picked = {
+        name: [t["index"] for t in problems_of(arm, config, world, history)]
+        for name, arm in ARMS.items()
+        if arm.problems != "none"
+    }
     assert picked["one-shot"] == ["0"] and picked["impossible problem"] == ["3"] and len(picked["full pool"]) == 6
     gold = world.by_index("0")["answer"]
     guess = problems_of(ARMS["guessable label"], config, world, history)[0]
@@ -101,7 +110,12 @@ def test_paper_profile_resolves_and_runs_with_a_tiny_model(tiny_chat, shared, tm
     pytest.importorskip("pyarrow")
     paper = one_shot_rlvr.PROFILES["paper"]
     assert (paper.online.steps, paper.online.prompts_per_step, paper.online.group_size) == (2000, 128, 8)
-    assert (paper.beta, paper.alpha, paper.online.optim.lr, paper.online.optim.weight_decay) == (0.001, -0.001, 1e-6, 0.01)
+    assert (paper.beta, paper.alpha, paper.online.optim.lr, paper.online.optim.weight_decay) == (
+        0.001,
+        -0.001,
+        1e-6,
+        0.01,
+    )
     assert (paper.online.temperature, paper.online.max_new_tokens, paper.online.updates_per_rollout) == (0.6, 3072, 1)
     data = shared / "data" / "math"
     suites = [{"name": "math500", "path": str(data / "math500.jsonl"), "system": "Be brief."}]
@@ -132,10 +146,14 @@ def test_paper_profile_resolves_and_runs_with_a_tiny_model(tiny_chat, shared, tm
     assert world.suites["math500"][0][0]["prompt"][0] == {"role": "system", "content": "Be brief."}
     ranking = small.ranking(AccuracyHistory.read(small.files.history))
     assert world.by_index(ranking.order[0])["answer"] == "12.8"  # pi1, the wind problem
-    small = replace(small, files=replace(small.files, suites=(replace(small.files.suites[0], path=str(_head(data, tmp_path))),)))
+    small = replace(
+        small, files=replace(small.files, suites=(replace(small.files.suites[0], path=str(_head(data, tmp_path))),))
+    )
     with RunDir.create(tmp_path / "run", small) as run:
         found = one_shot_rlvr.run(small, run, profile="paper")
-    assert found["arms"]["one-shot"]["math500 accuracy"]["n"] == 1 and found["budget"]["one-shot"]["verifier_calls"] == 8
+    assert (
+        found["arms"]["one-shot"]["math500 accuracy"]["n"] == 1 and found["budget"]["one-shot"]["verifier_calls"] == 8
+    )
 
 
 def _head(data, folder):
@@ -189,6 +207,26 @@ def test_a_missing_pool_is_named_before_a_model_is_loaded(tmp_path):
     )
     with RunDir.create(tmp_path / "run", config) as run, pytest.raises(DataError, match="dsr_sub.parquet"):
         one_shot_rlvr.run(config, run, profile="paper")
+
+
+def test_the_best_checkpoint_is_restored():
+    from forethought.learn.optim import OptimConfig, Optimizer
+    from forethought.recipes.one_shot_rlvr.arms import _Best
+    from tinymodels import tiny
+
+    model = tiny("llama")
+    optimizer = Optimizer(model, OptimConfig(), total_steps=3)
+    scores = iter([0.2, 0.6, 0.4])
+    best = _Best(optimizer, lambda step: {"eval/accuracy": next(scores), "eval/boxed": 1.0})
+    for step in range(3):
+        with_step = {n: w + step for n, w in optimizer.master_state().items()} if step else optimizer.master_state()
+        optimizer.load_masters({n: w.clone() for n, w in with_step.items()})
+        weights = {n: w.clone() for n, w in optimizer.master_state().items()}
+        best(step)
+        if step == 1:
+            wanted = weights
+    assert best.restore() == 1.0
+    assert all((w == wanted[n]).all() for n, w in optimizer.master_state().items())
 
 
 def test_catalogue():

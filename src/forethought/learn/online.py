@@ -47,6 +47,8 @@ class OnlineConfig:
     """Groups a step. With fewer tasks than that, tasks are repeated, each repetition a group of its own."""
     group_size: int = 8
     """Samples a group."""
+    group_by: Literal["row", "prompt"] = "row"
+    """row: a prompt that is drawn several times a step has several groups; prompt: all its samples are one group."""
     max_new_tokens: int = 64
     temperature: float = 1.0
     top_p: float = 1.0
@@ -276,8 +278,9 @@ class OnlineTrainer:
                 [(tree, 0) for tree, _ in mine], count * config.group_size, sampling, progress=progress
             )
             for (tree, index), nodes in zip(mine, new, strict=True):
-                for begin in range(0, len(nodes), config.group_size):
-                    groups.append(Group(self.tasks[index], tree, nodes[begin : begin + config.group_size]))
+                size = config.group_size if config.group_by == "row" else len(nodes)
+                for begin in range(0, len(nodes), size):
+                    groups.append(Group(self.tasks[index], tree, nodes[begin : begin + size]))
         return groups
 
     def judge_groups(self, groups: list[Group]) -> None:

@@ -167,15 +167,24 @@ class Optimizer:
         """fp32 trainable weights by parameter name."""
         return {n: m.detach() for n, m in zip(self.names, self.masters, strict=True)}
 
+    @torch.no_grad()
+    def load_masters(self, state: dict[str, torch.Tensor]) -> None:
+        """Put these weights (see `master_state`) into the masters and the compute copies; the moments stay.
+
+        Raises:
+            ConfigError: they are not this model's.
+        """
+        if list(state) != self.names:
+            raise ConfigError("the checkpoint's trainable parameters are not those of this model")
+        for master, saved in zip(self.masters, state.values(), strict=True):
+            master.copy_(saved)
+        self.refresh()
+
     def state_dict(self) -> dict[str, Any]:
         return {"step_index": self.step_index, "masters": self.master_state(), "adamw": self.adamw.state_dict()}
 
     @torch.no_grad()
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        if list(state["masters"]) != self.names:
-            raise ConfigError("the checkpoint's trainable parameters are not those of this model")
+        self.load_masters(state["masters"])
         self.step_index = state["step_index"]
-        for master, saved in zip(self.masters, state["masters"].values(), strict=True):
-            master.copy_(saved)
-        self.refresh()
         self.adamw.load_state_dict(state["adamw"])

@@ -1,4 +1,5 @@
-"""The demo: a real pretrained model gets better at arithmetic on a laptop CPU, and the page says how much of it is real.
+"""The demo: a real pretrained model gets better at arithmetic on a laptop CPU, and the page says how much of it is
+real.
 
 SmolLM2-135M-Instruct is post-trained by GRPO on a pool of one-operation problems with numbers up to 12; the reward is a
 check of the last number that it writes. It is evaluated greedily on held-out problems that share none with the pool.
@@ -8,17 +9,16 @@ Beside the method stand what would expose a fake effect, at the same counted bud
 - `format only`: the same training, paid for writing any number at all, right or wrong;
 - `one problem`: the same training on a single problem, shown for what it is at this size.
 
-Two readers are reported: lenient (the last number of the response counts, which is what the reward sees) and strict (the
-response is the bare number).
+Two readers are reported: lenient (the last number of the response counts, which is what the reward sees) and strict
+(the response is the bare number).
 """
 
 from __future__ import annotations
 
-import copy
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, Literal
 
 from forethought.config import derive_seed
 from forethought.envs.families import families
@@ -32,7 +32,7 @@ from forethought.models.engine import Sampling
 from forethought.recipes.results import Verdict, results
 from forethought.recipes.session import Workbench, open_model
 from forethought.rewards.math_rewards import FormatReward, OutcomeReward
-from forethought.rewards.verify import Verifier, check, extract_answer
+from forethought.rewards.verify import Extract, Verifier, check, extract_answer
 from forethought.rundir import RunDir
 
 CLAIM = (
@@ -43,7 +43,7 @@ RULE = (
     "shown: the 95% paired bootstrap intervals of GRPO minus base, minus format only and minus majority vote, over held-out "
     "problems (last number counts), all lie above 0; reversed: that of GRPO minus base lies below 0; otherwise not shown"
 )
-MODE = "eval-qwen"
+MODE: Literal["eval-qwen"] = "eval-qwen"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -96,8 +96,8 @@ class _Readers:
     def __init__(self, tasks: Sequence[dict[str, Any]]):
         self.golds = {t["id"]: t["answer"] for t in tasks}
 
-    def right(self, result: EvalResult, extract: str) -> list[float]:
-        return [float(check(r.text, self.golds[r.task], MODE, extract=extract).correct) for r in result.rows]  # type: ignore[arg-type]
+    def right(self, result: EvalResult, extract: Extract) -> list[float]:
+        return [float(check(r.text, self.golds[r.task], MODE, extract=extract).correct) for r in result.rows]
 
     def metrics(self, result: EvalResult) -> dict[str, Any]:
         rows = result.rows
@@ -157,12 +157,11 @@ def run(config: DemoConfig, run: RunDir, *, say: Callable[[str], None] = print) 
                 if name == "format only"
                 else OutcomeReward(bench.decode, verifier)
             )
-            policy = copy.copy(bench)
             trainer = OnlineTrainer(
                 bench.policy, bench.engine, tasks, bench.prompt_ids, reward.judge_many, settings, compute=bench.compute
             )
             if not arms:
-                arms["base"] = _Arm(look(policy, "base"))
+                arms["base"] = _Arm(look(bench, "base"))
             began = time.perf_counter()
             fit(
                 trainer,
@@ -171,14 +170,14 @@ def run(config: DemoConfig, run: RunDir, *, say: Callable[[str], None] = print) 
                 name=name.replace(" ", "-"),
                 tags={"arm": name, "seed": config.seed},
                 title=name,
-                evaluate=lambda step: {"eval/accuracy": look(policy, "eval").accuracy().mean},
+                evaluate=lambda step: {"eval/accuracy": look(bench, "eval").accuracy().mean},
                 eval_every=settings.eval_every,
                 save_every=settings.save_every,
                 save_last=False,
                 store_groups=1,
             )
             arms[name] = _Arm(
-                look(policy, name),
+                look(bench, name),
                 trainer.counts["tokens_generated"],
                 trainer.counts["tokens_trained"],
                 trainer.counts["verifier_calls"],
@@ -206,7 +205,9 @@ def _vote(look, bench: Workbench, tokens: int, config: DemoConfig) -> _Arm:
     return _Arm(result, result.n_tokens, 0, len(result.rows), time.perf_counter() - began)
 
 
-def _results(config: DemoConfig, arms: dict[str, _Arm], readers: _Readers, heldout: list[dict[str, Any]]) -> dict[str, Any]:
+def _results(
+    config: DemoConfig, arms: dict[str, _Arm], readers: _Readers, heldout: list[dict[str, Any]]
+) -> dict[str, Any]:
     table: dict[str, dict[str, Any]] = {}
     correct: dict[str, list[float]] = {}
     for name in ("grpo", "base", "majority vote", "format only", "one problem"):

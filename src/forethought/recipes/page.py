@@ -21,7 +21,9 @@ HAND = "<!-- by hand -->"
 
 def page(found: Mapping[str, Any], command: str) -> str:
     """The generated part of a results page."""
-    metrics = list(dict.fromkeys(m for arm in found["arms"].values() for m in arm if "/before" not in m and "/after" not in m))
+    metrics = list(
+        dict.fromkeys(m for arm in found["arms"].values() for m in arm if "/before" not in m and "/after" not in m)
+    )
     budget = found["budget"]
     columns = list(dict.fromkeys(c for row in budget.values() for c in row))
     lines = [

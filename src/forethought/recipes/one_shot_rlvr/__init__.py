@@ -1,24 +1,24 @@
 r"""One-Shot RLVR: reinforcement learning on one training problem (Wang et al., arXiv 2504.20571).
 
 The method: train on the pool with a verifiable reward and record every problem's accuracy; rank the problems by the
-variance of their accuracy over time (`history.py`); train again on the first one alone, as many groups of 8 samples as a
-step has rows. Loss L = L_policy + beta * KL + alpha * entropy with beta = 0.001 and alpha = -0.001, clip 0.2, AdamW with
+variance of their accuracy over time (`history.py`); train again on the first one alone, as many groups of 8 samples
+as a step has rows. Loss L = L_policy + beta * KL + alpha * entropy with beta = 0.001 and alpha = -0.001, clip 0.2, AdamW with
 weight decay 0.01. Every coefficient, the selection rule, k, the reward, the labels, temperature and updates per rollout
 are settings; the rows of the paper's ablation table are arms (`arms.py`).
 
 Departures from the paper and its code:
 1. The token mean is global over the step; the reference averages within micro-batches and weights by samples.
-2. One prompt stands once and has 128 groups (here 16); the reference copies the record 128 times because its loader drops
-   incomplete batches. Groups are by row, never by prompt text, as there.
+2. One prompt stands once and has 128 groups (here 16); the reference copies the record 128 times because its
+   loader drops incomplete batches. Groups are by row, never by prompt text, as there.
 3. One optimiser step per rollout, as the released worker does (the paper says 8): `online.updates_per_rollout`.
 4. Only the response is scored; the reference decodes prompt and response together (its prompt contains \boxed{}).
 5. The PPO variant needs a critic and is not here yet.
-6. Miniature: the base model is trained from scratch on a mixture of careful work and guesses, so that ability is latent BY
-   CONSTRUCTION; it tests elicitation, not new knowledge. All seeds share that base (a seed changes sampling, data order and
-   rewards). Rollouts and evaluation are at temperature 1 (paper: 0.6 and greedy), because the greedy mode of a mixture is
-   its most frequent style, which leaves no headroom; the greedy number is reported beside it.
+6. Miniature: the base model is trained from scratch on a mixture of careful work and guesses, so that ability is
+   latent BY CONSTRUCTION; it tests elicitation, not new knowledge. All seeds share that base (a seed changes sampling, data
+   order and rewards). Rollouts and evaluation are at temperature 1 (paper: 0.6 and greedy), because the greedy mode
+   of a mixture is its most frequent style, which leaves no headroom; the greedy number is reported beside it.
 7. Checkpoint rule: the last one. The paper reports the checkpoint with the best six-benchmark average, a selection on
-   test sets; the curves in metrics.jsonl allow it to be looked up.
+   test sets: `checkpoint=best`.
 """
 
 from __future__ import annotations
@@ -40,9 +40,7 @@ from forethought.recipes.one_shot_rlvr.world import FilesConfig, MiniatureConfig
 from forethought.recipes.results import Verdict, arms_table, results
 from forethought.rundir import RunDir
 
-CLAIM = (
-    "RL on one well-chosen problem raises held-out accuracy nearly as much as RL on the whole pool, beyond format repair"
-)
+CLAIM = "RL on one well-chosen problem raises held-out accuracy nearly as much as RL on the whole pool, beyond format repair"
 RULE = (
     "over seeds, with t intervals on per-seed differences of held-out accuracy at the last step: shown if one-shot minus "
     "format only lies above 0 and one-shot keeps at least 80% of the full pool's mean gain over the base; reversed if "
@@ -73,6 +71,9 @@ class OneShotConfig:
     eval_temperature: float = 1.0
     eval_tokens: int = 0
     """Longest response in evaluation; 0: as in training."""
+    checkpoint: Literal["last", "best"] = "last"
+    """Which weights the final numbers are of: the last, or those with the best mean accuracy over the suites' curves (the
+    paper's rule; it selects on the test sets, so read its numbers as upper limits)."""
     curve_problems: int = 200
     """Problems of each suite that the curves use; the final numbers use all."""
     max_rows: int = 128
@@ -189,12 +190,14 @@ def run(config: OneShotConfig, run: RunDir, *, profile: str = "mini") -> dict[st
     extra = {"config": config, "root": str(run.path)}
     workers = config.workers or (os.cpu_count() if mini else 1) or 1
     if mini:
-        run_jobs(
-            [Job("pretraining", 0, pretrain_job, config.miniature, extra)], run, title="base model", workers=1
-        )
+        run_jobs([Job("pretraining", 0, pretrain_job, config.miniature, extra)], run, title="base model", workers=1)
     world = world_of(config, run.path)  # reads the files before anything is trained on them
     history_path = _history(config, world, run, extra, workers)
-    jobs = [Job(arm, seed, arm_job, config, {**extra, "history": str(history_path)}) for arm in _order(config) for seed in config.seeds]
+    jobs = [
+        Job(arm, seed, arm_job, config, {**extra, "history": str(history_path)})
+        for arm in _order(config)
+        for seed in config.seeds
+    ]
     done = run_jobs(jobs, run, title="arms x seeds", workers=workers)
     _tokenizer(run, jobs)
     return _results(config, profile, world, AccuracyHistory.read(history_path), done)
@@ -212,7 +215,9 @@ def _history(config: OneShotConfig, world: World, run: RunDir, extra: Mapping[st
         return target
     # The full-pool arm of every seed is needed anyway; run side by side, the first one gives the history.
     seeds = config.seeds if "full pool" in config.arms else config.seeds[:1]
-    run_jobs([Job("full pool", seed, arm_job, config, extra) for seed in seeds], run, title="full pool", workers=workers)
+    run_jobs(
+        [Job("full pool", seed, arm_job, config, extra) for seed in seeds], run, title="full pool", workers=workers
+    )
     source = run.path / Job("full pool", config.seeds[0], arm_job, config).folder / "history.json"
     write_atomic(target, source.read_bytes())
     return target
@@ -231,7 +236,10 @@ def _results(
     config: OneShotConfig, profile: str, world: World, history: AccuracyHistory, done: Mapping[tuple[str, int], dict]
 ) -> dict[str, Any]:
     per_arm = {
-        arm: [{k: v for k, v in done[arm, seed].items() if isinstance(v, float) and k != "wall_s"} for seed in config.seeds]
+        arm: [
+            {k: v for k, v in done[arm, seed].items() if isinstance(v, float) and k != "wall_s"}
+            for seed in config.seeds
+        ]
         for arm in config.arms
     }
     first = next(iter(world.suites), "heldout")
@@ -275,7 +283,7 @@ def _results(
         },
         dropped=world.dropped,
         verifier_modes={"train": config.train_mode, "eval": config.eval_mode},
-        checkpoint_rule="last",
+        checkpoint_rule=config.checkpoint,
         notes=[
             "The premise is built in: the base model was pretrained on a mixture of careful work and guesses, so this tests "
             "elicitation, not new knowledge."
@@ -285,7 +293,9 @@ def _results(
     )
 
 
-def _verdict(config: OneShotConfig, done: Mapping[tuple[str, int], dict], metric: str) -> tuple[Verdict, dict[str, Any]]:
+def _verdict(
+    config: OneShotConfig, done: Mapping[tuple[str, int], dict], metric: str
+) -> tuple[Verdict, dict[str, Any]]:
     from forethought.recipes.results import summarise
 
     def gap(a: str, b: str) -> dict[str, Any] | None:

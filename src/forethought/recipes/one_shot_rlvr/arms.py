@@ -24,8 +24,9 @@ if TYPE_CHECKING:
 class Arm:
     """One row of the comparison.
 
-    problems: "pool"; "selected" (the first k of the ranking); "median" (its middle); "impossible" (lowest mean accuracy);
-    "none" (evaluation only). policy, decay, kl, entropy: which terms of the loss act. label: what counts as right.
+    problems: "pool"; "selected" (the first k of the ranking); "median" (its middle); "impossible" (lowest mean
+    accuracy); "none" (evaluation only). policy, decay, kl, entropy: which terms of the loss act. label: what counts
+    as right.
     """
 
     problems: Literal["pool", "selected", "median", "impossible", "none"] = "selected"
@@ -101,6 +102,8 @@ def problems_of(arm: Arm, config: OneShotConfig, world: World, history: Accuracy
 
 def arm_job(job: Job, run: RunDir) -> Mapping[str, Any]:
     """Train one arm with one seed (or only evaluate it) and return its numbers."""
+    import torch
+
     from forethought.learn.online import OnlineTrainer
     from forethought.learn.session import fit
     from forethought.models.chat import ChatRenderer
@@ -108,8 +111,6 @@ def arm_job(job: Job, run: RunDir) -> Mapping[str, Any]:
     from forethought.models.policy import Policy
     from forethought.models.torch_engine import TorchEngine
     from forethought.rewards.math_rewards import FormatReward, OutcomeReward, RandomReward
-
-    import torch
 
     config: OneShotConfig = job.extra["config"]
     root = Path(job.extra["root"])
@@ -153,19 +154,22 @@ def arm_job(job: Job, run: RunDir) -> Mapping[str, Any]:
     trainer = OnlineTrainer(
         policy, engine, tasks, encode, reward.judge_many, online, compute=config.compute_dtype(), on_groups=watch
     )
+    best = _Best(trainer.learner.optimizer, look.short)
     fit(
         trainer,
         run,
         steps=online.steps,
         title=f"{job.arm}, seed {job.seed}",
-        evaluate=look.short,
+        evaluate=best if config.checkpoint == "best" else look.short,
         eval_every=online.eval_every,
         save_every=online.save_every,
         save_last=config.keep_models,
         store_groups=online.store_groups,
-        extra=watch.state_dict,
-        restore_extra=watch.load_state_dict,
+        extra=lambda: {"watch": watch.state_dict(), "best": best.state_dict()},
+        restore_extra=lambda saved: (watch.load_state_dict(saved["watch"]), best.load_state_dict(saved["best"])),
     )
+    if config.checkpoint == "best":
+        numbers["best step"] = best.restore()
     numbers |= look.final()
     numbers |= _after_saturation(run.metrics())
     if arm.problems == "pool":
@@ -183,7 +187,14 @@ class _Evaluation:
     """Accuracy, boxed, truncated and repeated shares on the world's suites; one engine, one template, one length."""
 
     def __init__(self, config: OneShotConfig, world: World, engine, encode, decode, seed: int):
-        self.config, self.world, self.engine, self.encode, self.decode, self.seed = config, world, engine, encode, decode, seed
+        self.config, self.world, self.engine, self.encode, self.decode, self.seed = (
+            config,
+            world,
+            engine,
+            encode,
+            decode,
+            seed,
+        )
 
     def _suite(self, name: str, tasks, samples: int, temperature: float, step: int):
         from forethought.evaluate.suites import evaluate
@@ -227,6 +238,34 @@ class _Evaluation:
                 out[f"{name} {part}"] = metrics[part]
             out[f"{name} length"] = metrics["length/mean"]
         return out
+
+
+class _Best:
+    """Evaluates like the function it wraps, and keeps the weights with the best mean accuracy over the suites."""
+
+    def __init__(self, optimizer, evaluate):
+        self.optimizer, self.evaluate = optimizer, evaluate
+        self.kept: dict[str, Any] = {}
+
+    def __call__(self, step: int) -> dict[str, float]:
+        numbers = self.evaluate(step)
+        scores = [v for k, v in numbers.items() if k.endswith("/accuracy")]
+        mean = sum(scores) / len(scores)
+        if not self.kept or mean > self.kept["mean"]:
+            weights = {n: w.clone() for n, w in self.optimizer.master_state().items()}
+            self.kept = {"mean": mean, "step": step, "weights": weights}
+        return numbers
+
+    def restore(self) -> float:
+        """Put the best weights back; returns their step."""
+        self.optimizer.load_masters(self.kept["weights"])
+        return float(self.kept["step"])
+
+    def state_dict(self) -> dict[str, Any]:
+        return self.kept
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self.kept = state
 
 
 class _Observables:

@@ -189,7 +189,10 @@ def pretrain(config: MiniatureConfig, folder: Path, run: RunDir) -> dict[str, fl
     )
     with run.save_folder("model") as place:
         trainer.learner.save_model(place)
-    return {"pretraining_s": time.perf_counter() - began, "parameters": float(sum(p.numel() for p in policy.model.parameters()))}
+    return {
+        "pretraining_s": time.perf_counter() - began,
+        "parameters": float(sum(p.numel() for p in policy.model.parameters())),
+    }
 
 
 Reward = Literal["outcome", "format", "random"]
