@@ -189,7 +189,8 @@ def families() -> dict[str, Generator]:
 
     add-sub: sums and differences of numbers of 1-2 digits; one-operation: with multiplication and exact division, too;
     small-operation: one of + - * on numbers of 1 to 12; two-step: `(a + b) * c` and the like; compare: the largest or
-    smallest of 2 to 4 numbers; sequence: the next term of an arithmetic sequence; missing-number; double-half; story-one-step and story-two-step: word problems.
+    smallest of 2 to 4 numbers; sequence: the next term of an arithmetic sequence; missing-number; double-half;
+    story-one-step and story-two-step: word problems.
     """
     return {name: _generator(name, make) for name, make in _MAKERS.items()}
 

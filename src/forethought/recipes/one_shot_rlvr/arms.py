@@ -155,6 +155,11 @@ def arm_job(job: Job, run: RunDir) -> Mapping[str, Any]:
         policy, engine, tasks, encode, reward.judge_many, online, compute=config.compute_dtype(), on_groups=watch
     )
     best = _Best(trainer.learner.optimizer, look.short)
+
+    def restore(saved: Any) -> None:
+        watch.load_state_dict(saved["watch"])
+        best.load_state_dict(saved["best"])
+
     fit(
         trainer,
         run,
@@ -166,7 +171,7 @@ def arm_job(job: Job, run: RunDir) -> Mapping[str, Any]:
         save_last=config.keep_models,
         store_groups=online.store_groups,
         extra=lambda: {"watch": watch.state_dict(), "best": best.state_dict()},
-        restore_extra=lambda saved: (watch.load_state_dict(saved["watch"]), best.load_state_dict(saved["best"])),
+        restore_extra=restore,
     )
     if config.checkpoint == "best":
         numbers["best step"] = best.restore()
