@@ -12,6 +12,7 @@ FAMILIES = families()
 NAMES = [
     "add-sub",
     "one-operation",
+    "small-operation",
     "two-step",
     "compare",
     "sequence",
@@ -32,7 +33,8 @@ def test_the_families_are_these():
 
 @pytest.mark.parametrize("name", NAMES)
 def test_splits_share_no_problem_and_ids_are_stable(name):
-    train, held_out = FAMILIES[name](200, 1), FAMILIES[name](100, 2, "heldout")
+    size = 80 if name == "small-operation" else 200  # it has 222 problems in all
+    train, held_out = FAMILIES[name](size, 1), FAMILIES[name](size // 4, 2, "heldout")
     for tasks in (train, held_out):
         assert len({t["id"] for t in tasks}) == len(tasks)
         for task in tasks:
@@ -42,7 +44,7 @@ def test_splits_share_no_problem_and_ids_are_stable(name):
     # the same numbers in the same place never stand on both sides, whatever the names and the wording
     skeleton = lambda t: re.sub(r"[A-Z][a-z]+|" + "|".join(_stories.THINGS), "_", t["problem"])  # noqa: E731
     assert not {skeleton(t) for t in train} & {skeleton(t) for t in held_out}
-    assert FAMILIES[name](250, 1)[:200] == train != FAMILIES[name](200, 5)
+    assert FAMILIES[name](size + 20, 1)[:size] == train != FAMILIES[name](size, 5)
 
 
 @pytest.mark.parametrize("name", ["add-sub", "one-operation", "two-step"])
@@ -54,6 +56,17 @@ def test_arithmetic_is_right(name):
         assert eval(expression) == int(task["answer"])
         assert all(n <= 228 for n in numbers(expression))
     assert signs == {"add-sub": {*"+-"}, "one-operation": {*"+-*/"}, "two-step": {*"+-*"}}[name]
+
+
+def test_small_operations_are_right_and_small():
+    tasks = FAMILIES["small-operation"](120)
+    for task in tasks:
+        expression = task["problem"].removeprefix("What is ").removesuffix("?")
+        assert eval(expression) == int(task["answer"]) >= 0
+        assert re.fullmatch(r"\d+ [-+*] \d+", expression) and all(
+            1 <= n <= 12 for n in numbers(expression.replace("-", ""))
+        )
+    assert {s for t in tasks for s in t["problem"] if s in "+-*"} == set("+-*")
 
 
 def test_add_sub_has_one_or_two_digits():
