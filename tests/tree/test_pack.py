@@ -6,7 +6,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from forethought.errors import DataError
+from forethought.errors import DataError, ModelError
 from forethought.models.attention import TreeContext, using
 from forethought.models.policy import Policy
 from forethought.tree.pack import pack, write_back
@@ -120,6 +120,14 @@ def test_lora():
     off = reference.score_tokens([tree])[0][1]
     plain = Policy(tiny("llama"), IntTokenizer()).score_tokens([tree])[0][1]
     torch.testing.assert_close(off, plain, atol=1e-5, rtol=1e-4)
+
+
+def test_lora_on_the_head_is_refused():
+    from peft import LoraConfig, get_peft_model
+
+    model = get_peft_model(tiny("qwen2"), LoraConfig(r=2, target_modules=["lm_head"]))
+    with pytest.raises(ModelError, match="leave lm_head out"):
+        Policy(model, IntTokenizer())
 
 
 def test_predecessors_targets_positions_and_visibility_by_hand():

@@ -230,6 +230,11 @@ class OnlineTrainer:
             compute=compute,
             micro_tokens=config.micro_tokens,
         )
+        if self.learner.distributed.world > 1:
+            raise ConfigError(
+                f"WORLD_SIZE={self.learner.distributed.world}: the online loop runs in one process; several processes "
+                "share the steps of a Learner (see learn/distributed.py), not rollouts yet"
+            )
         self.reference = reference
         if config.kl_coef and reference is None:
             self.reference = policy.frozen_copy()
@@ -257,19 +262,14 @@ class OnlineTrainer:
         return list(groups.items())
 
     def rollout(self, progress: Callable[[int, int], None] | None = None) -> list[Group]:
-        config, spread = self.config, self.learner.distributed
+        config = self.config
         drawn = self.draw()
-        if spread.world > 1:
-            mine = spread.share([i for i, count in drawn for _ in range(count)])
-            drawn = [(i, mine.count(i)) for i in dict.fromkeys(mine)]
         # New for every step, so that whatever is drawn from (task, seed, node) differs from step to step.
         episode = derive_seed(config.seed, "episode", self.step)
         trees = [
             TokenTree(self.prompts[i], kind=Kind.PROMPT, task=str(self.tasks[i]["id"]), seed=episode) for i, _ in drawn
         ]
-        sampling = config.sampling(
-            derive_seed(config.seed, "rollout", self.step, *([spread.rank] if spread.rank else []))
-        )
+        sampling = config.sampling(derive_seed(config.seed, "rollout", self.step))
         groups: list[Group] = []
         # Trees with equally many groups are sampled in one call.
         for count in sorted({c for _, c in drawn}):

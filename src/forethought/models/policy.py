@@ -43,6 +43,8 @@ class Policy:
         self.core: Any = model if unwrap is None else unwrap()
         self.decoder: nn.Module = self.core.get_decoder()
         self.head: nn.Module = self.core.get_output_embeddings()
+        if hasattr(self.head, "lora_A"):
+            raise ModelError("LoRA on the output projection is not supported: leave lm_head out of the adapter's targets")
         self.configs = attention.configs_of(self.core)
         config = self.core.config
         self.config = config

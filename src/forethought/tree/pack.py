@@ -181,8 +181,8 @@ def pack(
 
 
 def _trained_nodes(tree: TokenTree, weight: np.ndarray) -> list[int]:
-    if np.isnan(weight).any() or (weight < 0).any():
-        raise DataError(f"task {tree.task!r}: a token weight is NaN or negative; weights count trained paths")
+    if not np.isfinite(weight).all() or (weight < 0).any():
+        raise DataError(f"task {tree.task!r}: a token weight is NaN, infinite or negative; weights count trained paths")
     return [n for n in range(tree.n_nodes) if weight[tree.span(n)].any()]
 
 
