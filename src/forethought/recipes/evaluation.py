@@ -27,7 +27,7 @@ from forethought.learn.session import Interrupted
 from forethought.models.engine import Sampling
 from forethought.progress import Progress
 from forethought.recipes.inputs import Columns, Judge, MathReward, Say, Task, encode_prompts, load_prompts
-from forethought.recipes.own_job import cell, difference, share_estimate, verdict
+from forethought.recipes.own_job import cell, check_place, difference, share_estimate, verdict
 from forethought.recipes.results import results
 from forethought.recipes.session import Workbench, open_model
 from forethought.rewards.verify import Extract, Mode, extract_answer
@@ -103,7 +103,7 @@ def evaluate_model(args: argparse.Namespace, say: Say) -> Path:
     """
     given = {k: v for k, v in vars(args).items() if k in EvalJob.__dataclass_fields__ and v is not None}
     job = from_dict(EvalJob, given, source="eval")
-    RunDir._check_place(Path(args.out).expanduser().resolve(), args.resume, args.overwrite)
+    check_place(args)
     with Judge(job.reward or ("math",)) as judge:
         for math in filter(None, judge.math if not job.reward else ()):
             math.mode, math.extract = job.mode, job.extract

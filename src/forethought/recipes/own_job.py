@@ -7,6 +7,7 @@ after; without them it claims nothing.
 from __future__ import annotations
 
 import argparse
+import os
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -89,6 +90,21 @@ def job_of(cls: type[J], args: argparse.Namespace) -> J:
     return apply_overrides(job, args.settings)
 
 
+def check_place(args: argparse.Namespace) -> None:
+    """Before anything costs time: can --out become, or go on being, a run folder?
+
+    Raises:
+        RunError: it holds a run or other files, is a file, or is not writable.
+    """
+    path = Path(args.out).expanduser().resolve()
+    if path.exists() and not path.is_dir():
+        raise RunError(f"{path}: is a file; --out names a folder")
+    RunDir._check_place(path, args.resume, args.overwrite)
+    there = next(p for p in (path, *path.parents) if p.exists())
+    if not os.access(there, os.W_OK | os.X_OK):
+        raise RunError(f"{there}: not writable; choose another --out or change its permissions")
+
+
 class Place:
     """The run folder. An existing run is opened and its config compared at once; a new one is made, and an old one
     overwritten, only when everything that can be checked is checked."""
@@ -99,7 +115,7 @@ class Place:
         if args.resume:
             self.run = self._create()
         else:
-            RunDir._check_place(Path(args.out).expanduser().resolve(), False, args.overwrite)
+            check_place(args)
 
     def _create(self) -> RunDir:
         args = self.args
