@@ -15,7 +15,7 @@ import common
 import torch
 
 from forethought.models.engine import Sampling
-from forethought.models.load import load_model
+from forethought.models.load import cast_weights, load_model
 from forethought.models.policy import Policy
 from forethought.models.torch_engine import TorchEngine
 from forethought.tree.tree import TokenTree
@@ -38,7 +38,7 @@ def main() -> None:
 
         result["peer"] = f"transformers {transformers.__version__} generate"
     for name, dtype in common.dtypes(args.dtype).items():
-        model.to(dtype).eval()
+        cast_weights(model, dtype)
         policy = Policy(model, tokenizer)
         for case, (prompts, samples) in CASES.items():
             ids = [tokenizer(t)["input_ids"] for t in common.word_prompts(tokenizer, prompts, PROMPT)]

@@ -9,6 +9,7 @@ from torch import nn
 
 from forethought.errors import ConfigError
 from forethought.learn.optim import OptimConfig, Optimizer
+from forethought.models.load import cast_weights
 from forethought.models.tiny import tiny_model
 
 
@@ -282,3 +283,16 @@ def test_models_that_cannot_be_trained_are_refused():
         Optimizer(net(1.0).requires_grad_(False), OptimConfig(), total_steps=1)
     with pytest.raises(ConfigError, match="master weights are fp32, but the model holds torch.bfloat16"):
         Optimizer(net(1.0, dtype=torch.bfloat16), OptimConfig(), total_steps=1)
+
+
+def test_a_later_optimizer_of_the_same_model_gets_the_gradients():
+    """The demo trains several arms on one model: each arm's optimiser must be the one that learns."""
+    model = tiny_model(20, width=32)
+    first = Optimizer(model, OptimConfig(lr=0.1), total_steps=1, compute=torch.bfloat16)
+    cast_weights(model, torch.float32)
+    second = Optimizer(model, OptimConfig(lr=0.1), total_steps=1, compute=torch.bfloat16)
+    start = {n: w.clone() for n, w in second.master_state().items()}
+    model(torch.tensor([[5, 6, 7]]), labels=torch.tensor([[5, 6, 7]])).loss.backward()
+    assert second.step()["grad_norm"] > 0
+    assert any(bool((w != start[n]).any()) for n, w in second.master_state().items())
+    assert all(m.grad is None for m in first.masters)

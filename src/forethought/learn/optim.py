@@ -16,6 +16,10 @@ import torch
 from torch import nn
 
 from forethought.errors import ConfigError
+from forethought.models.load import cast_weights
+
+
+_COLLECTOR = "_forethought_collector"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -90,15 +94,15 @@ class Optimizer:
         self.split = compute != torch.float32
         self.masters = [p.detach().clone() if self.split else p for _, p in named]
         if self.split:
-            # Parameters only: buffers hold what precision must not touch (rotary frequencies rounded to bf16 are off by
-            # whole turns a thousand tokens on), and a model loaded in bf16 keeps them in fp32 as well.
-            for p in model.parameters():
-                p.data = p.data.to(compute)
+            cast_weights(model, compute)
         self.params = [p for _, p in model.named_parameters() if p.requires_grad]
         if self.split:
             for master, p in zip(self.masters, self.params, strict=True):
                 master.requires_grad_(True)
-                p.register_post_accumulate_grad_hook(self._collector(master))
+                # A later optimiser of the same model takes over: two collectors would eat each other's gradients.
+                if (before := getattr(p, _COLLECTOR, None)) is not None:
+                    before.remove()
+                setattr(p, _COLLECTOR, p.register_post_accumulate_grad_hook(self._collector(master)))
         decay = [m for m in self.masters if m.ndim >= 2]
         plain = [m for m in self.masters if m.ndim < 2]
         groups = [{"params": decay, "weight_decay": config.weight_decay}, {"params": plain, "weight_decay": 0.0}]

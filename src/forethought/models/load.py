@@ -283,6 +283,12 @@ def _with_lora(model: Any, lora: LoRA) -> Any:
 # -- saving ----------------------------------------------------------------------------------------------------------
 
 
+def cast_weights(model: Any, dtype: torch.dtype) -> None:
+    """Cast the parameters in place, and leave the buffers: rotary frequencies in bf16 are off by radians at position 3000."""
+    for p in model.parameters():
+        p.data = p.data.to(dtype)
+
+
 def save_pretrained(
     model: Any,
     tokenizer: Any,

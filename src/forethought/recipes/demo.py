@@ -20,6 +20,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
+import torch
+
 from forethought.config import derive_seed
 from forethought.envs.families import families
 from forethought.errors import ConfigError
@@ -29,6 +31,7 @@ from forethought.learn.online import OnlineConfig, OnlineTrainer
 from forethought.learn.optim import OptimConfig
 from forethought.learn.session import fit
 from forethought.models.engine import Sampling
+from forethought.models.load import cast_weights
 from forethought.recipes.results import Verdict, results
 from forethought.recipes.session import Workbench, open_model
 from forethought.rewards.math_rewards import FormatReward, OutcomeReward
@@ -151,7 +154,8 @@ def run(config: DemoConfig, run: RunDir, *, say: Callable[[str], None] = print) 
         for name in config.arms:
             tasks = pool[:1] if name == "one problem" else pool
             settings = replace(online, seed=derive_seed(config.seed, name) % 2**31)
-            bench.policy.model.float().load_state_dict(start)
+            cast_weights(bench.policy.model, torch.float32)
+            bench.policy.model.load_state_dict(start)
             reward = (
                 FormatReward(bench.decode, extract="last_number")
                 if name == "format only"
@@ -187,8 +191,8 @@ def run(config: DemoConfig, run: RunDir, *, say: Callable[[str], None] = print) 
                 with run.save_folder("model") as folder:
                     trainer.learner.save_model(folder)
             del trainer
-    bench.policy.model.float().load_state_dict(start)
-    bench.policy.model.to(bench.compute)
+    bench.policy.model.load_state_dict(start)
+    cast_weights(bench.policy.model, bench.compute)
     arms["majority vote"] = _vote(look, bench, arms["grpo"].tokens_generated, config)
     return _results(config, arms, readers, heldout)
 
