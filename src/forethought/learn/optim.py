@@ -18,7 +18,6 @@ from torch import nn
 from forethought.errors import ConfigError
 from forethought.models.load import cast_weights
 
-
 _COLLECTOR = "_forethought_collector"
 
 
