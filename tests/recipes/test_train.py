@@ -49,6 +49,12 @@ def job(made, tmp_path, monkeypatch):
             1,
             "8 prompts x 8 samples = 64 rollouts a step, 1 update; 5 steps, each on all 1 record, repeated to 8 groups",
         ),
+        (
+            {"steps": 5, "group_by": "prompt"},
+            2,
+            "8 prompts x 8 samples = 64 rollouts a step, 1 update; 5 steps, each on all 2 records, the samples of a "
+            "record as one group",
+        ),
     ],
 )
 def test_batch_arithmetic(settings, records, expected):

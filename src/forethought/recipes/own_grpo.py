@@ -142,7 +142,8 @@ def batch_arithmetic(job: OnlineConfig, records: int) -> str:
     text = f"{prompts} prompts x {samples} samples = {prompts * samples} rollouts a step, {updates}; {steps} steps"
     count = f"{records} record{'s' if records > 1 else ''}"
     if records < prompts:
-        return f"{text}, each on all {count}, repeated to {prompts} groups"
+        how = f"repeated to {prompts} groups" if job.group_by == "row" else "the samples of a record as one group"
+        return f"{text}, each on all {count}, {how}"
     per_pass = -(-records // prompts)
     last = records - (per_pass - 1) * prompts
     short = f" (the last step of a pass has {last} prompts)" if last < prompts else ""
