@@ -8,7 +8,7 @@ BIN := $(VENV)/bin
 # Test workers run side by side with one torch thread each.
 WORKERS ?= 2
 
-.PHONY: demo test lint types docs-check claims bench clean install install-dev
+.PHONY: demo test lint types claims bench clean install install-dev
 
 install: $(VENV)/.installed
 install-dev: $(VENV)/.installed-dev

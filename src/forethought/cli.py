@@ -241,11 +241,13 @@ def _doctor(args) -> None:
 
 def _demo(args) -> None:
     from forethought.config import apply_overrides
+    from forethought.models.registry import resolve
     from forethought.recipes import demo
     from forethought.rundir import RunDir
 
     settings = list(args.settings) + ([f"model={args.model}"] if args.model else [])
     config = apply_overrides(demo.DemoConfig(), settings)
+    resolve(config.model, say=_say)  # a model that is not there is named before an old run is replaced
     with RunDir.create(args.out, config, resume=args.resume, overwrite=args.overwrite) as run:
         run.write_json("results.json", demo.run(config, run, say=_say))
         _finish(run.path)

@@ -55,7 +55,7 @@ class DemoConfig:
 
     model: str = "smollm2-135m-instruct"
     family: str = "small-operation"
-    """A family of envs.families (see docs/results/demo-families.md for how they were measured)."""
+    """A family of envs.families (benchmarks/demo_families.py measures what a model can do on each)."""
     pool: int = 128
     heldout: int = 64
     seed: int = 0
@@ -64,11 +64,11 @@ class DemoConfig:
     dtype: str | None = None
     online: OnlineConfig = field(
         default_factory=lambda: OnlineConfig(
-            steps=25,
+            steps=20,
             prompts_per_step=8,
             group_size=8,
             max_new_tokens=24,
-            eval_every=25,
+            eval_every=20,
             optim=OptimConfig(lr=1e-5),
         )
     )
