@@ -224,6 +224,47 @@ def test_modes(mode, gold, answer, correct):
     assert check(boxed(answer), gold, mode).correct is correct
 
 
+@pytest.mark.parametrize(
+    ("gold", "right", "wrong"),
+    [
+        # units, dollar, percent, degree and a name in front are taken off, on both sides
+        (
+            "12.8",
+            [
+                r"12.8\text{ mph}",
+                "12.8 mph",
+                r"12.8\text{ miles per hour}",
+                r"\$12.8",
+                r"12.8\%",
+                r"12.8^\circ",
+                "V=12.8",
+            ],
+            [r"12.7\text{ mph}", r"\$12.7", r"128\%", r"0.128\%", r"1280\%", "12.8x", "12.8, 12.7", "12.8000001"],
+        ),
+        (r"12.8\text{ mph}", ["12.8", r"\left(12.8\right)", "64/5", r"12\frac{4}{5}", "12 4/5"], ["12.7", "12,8"]),
+        ("-5", [r"-5\%", r"-5\text{ m}"], ["5", r"5\%"]),
+        ("50", [r"50\%"], [r"0.5", r"5000\%"]),
+        ("1/2", [r"\frac{1}{2}\text{ cm}", r"0.5\%"], [r"\frac{2}{4}\text{ cm}", r"50\%"]),
+        ("4", [r"4\text{ cm}^2"], [r"(2+2)\text{ cm}"]),
+        # million, commas, mixed numbers, lower case
+        ("5000000", ["5 million", r"5\text{ million}", r"\$5 million", "5,000,000"], ["5", "6 million", "2,5 million"]),
+        ("2500000", ["2.5 million", r"2.5\text{ million dollars}"], ["2.5 billion"]),
+        ("11/8", ["1 3/8", r"1\frac38"], ["22/16", "13/8"]),
+        ("x+1", ["X+1"], ["y+1"]),
+        ("yes", ["YES", r"\text{Yes}"], ["no"]),
+        # tuples item by item and in order
+        ("1,2", ["1, 2", "1 , 2", "1 and 2"], ["2,1", "(1,2)", "12", "1", r"\{1,2\}"]),
+        ("(1,2)", [r"(1\text{ cm},2\text{ cm})"], ["(2,1)", "1,2"]),
+        # nothing equals its rounding
+        (r"\pi", [r"\pi\text{ cm}"], ["3.14159", "3.14159265358979"]),
+        ("1/3", [], ["0.333333", "0.333333333333"]),
+    ],
+)
+def test_strict_mode_takes_marks_off_and_keeps_values_and_order(gold, right, wrong):
+    assert [a for a in right if not check(boxed(a), gold, "train-strict").correct] == []
+    assert [a for a in wrong if check(boxed(a), gold, "train-strict").correct] == []
+
+
 def test_the_first_tier_that_says_yes_is_named():
     tiers = {
         "12": "literal",

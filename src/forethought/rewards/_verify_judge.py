@@ -42,6 +42,8 @@ def judge(gold: str, answer: str, mode: str, mp: Any = None) -> Outcome:
         return Outcome(choice, "normalised" if choice else None, "multiple choice")
     if (words := _words(texts[0])) and words == _words(texts[1]) and (len(words) > 3 or _TEXT.search(texts[0])):
         return Outcome(True, "normalised", "the same words")
+    if mode == "train-strict":
+        texts = _millions(texts[0]), _millions(texts[1])
     try:
         golds, answers = (readings(t) for t in texts)
     except Limit as limit:
@@ -58,6 +60,8 @@ def judge(gold: str, answer: str, mode: str, mp: Any = None) -> Outcome:
 
 def _compare(golds: list[Node], answers: list[Node], mode: str, mp: Any) -> Outcome:
     undecided, notes = False, []
+    if mode == "train-strict":
+        golds, answers = [_without_marks(g) for g in golds], [_without_marks(a) for a in answers]
     for g in golds:
         for a in answers:
             comparison = Comparison(mode, mp)
@@ -86,14 +90,50 @@ _SCALARS = frozenset({"num", "sym", "const", "add", "mul", "div", "pow", "fn"})
 
 
 def _plain_enough(g: Node, a: Node) -> bool:
-    """Strict mode reads values and tuples of values in like brackets; all else must be written alike."""
-    if {g.kind, a.kind} <= _SCALARS:
+    """Strict mode reads values, words and tuples of values in like brackets; all else must be written alike."""
+    if {g.kind, a.kind} <= _SCALARS or g.kind == a.kind == "text":
         return True
-    if g.kind != a.kind or g.kind not in ("tuple", "list"):
+    if g.kind != a.kind or g.kind != "tuple":
         return False
     return len(g.args) == len(a.args) and all(
         _plain_enough(x, y) if isinstance(x, Node) else x == y for x, y in zip(g.args, a.args, strict=True)
     )
+
+
+def _without_marks(node: Node) -> Node:
+    """Strict mode's normalisation: "x =" in front, units, dollar, percent and degree signs go, letters are small.
+
+    A bare list becomes a tuple without brackets: its order counts, and it is not (1, 2).
+    """
+    if node.kind == "rel" and node.args[0] == ("=",) and node.args[1].kind == "name" and len(node.args[1].args[0]) <= 2:
+        node = node.args[2]
+    return _stripped(node)
+
+
+def _stripped(node: Node) -> Node:
+    while node.kind in ("qty", "pct", "deg"):
+        node = node.args[0]
+    if node.kind == "sym" and len(node.args[0]) == 1:
+        return Node("sym", (node.args[0].lower(), *node.args[1:]))
+    args = tuple(_stripped(x) if isinstance(x, Node) else x for x in node.args)
+    return Node("tuple", ("", "", *args[1:])) if node.kind == "list" else Node(node.kind, args)
+
+
+_SCALES = {"million": 6, "billion": 9, "trillion": 12}
+_SCALED = re.compile(
+    r"(?<![\w.^{])(\d{1,3}(?:,\d{3})+|\d{1,30})(\.\d{1,30})?(\s*(?:\\(?:text|mathrm)\s*\{)?)\s*(million|billion|trillion)s?\b"
+)
+
+
+def _millions(text: str) -> str:
+    """5 million as the whole number that it is, which a product would not be in strict mode."""
+
+    def number(match: re.Match[str]) -> str:
+        power, part = _SCALES[match[4]], (match[2] or ".")[1:]
+        digits = match[1].replace(",", "") + part[:power].ljust(power, "0")
+        return digits + (f".{part[power:]}" if part[power:] else "") + match[3]
+
+    return re.sub(r"\\(?:text|mathrm)\s*\{\s*\}", "", _SCALED.sub(number, text))
 
 
 _TEXT = re.compile(r"\\(?:text|mbox|textbf|textrm|mathrm)\s*\{([^{}]*)\}")

@@ -168,13 +168,17 @@ class ScalarMixin:
         shown = (_digits(g), _digits(a))
         if min(shown) >= 0:  # two written numbers: only the noise of a printed float is forgiven
             return max(shown) >= 15 and gap <= scale / 10**12
+        if self.mode == "train-strict":
+            return False
         for digits, other, other_node in ((shown[0], aq, a), (shown[1], gq, g)):
             if digits >= 6 and _digits(other_node) < 0 and not _fits(other, digits):
                 return gap <= ROUNDED * scale
         return False
 
     def rounded(self, g: Node, a: Node, gq: Fraction | None, aq: Fraction | None) -> bool:
-        """An irrational number against a decimal that shows at least six digits (any number, in eval-qwen)."""
+        """An irrational number against a decimal that shows at least six digits (eval-qwen: any, train-strict: never)."""
+        if self.mode == "train-strict":
+            return False
         qwen = self.mode == "eval-qwen"
         if not qwen and (gq is None) == (aq is None):
             return False

@@ -9,7 +9,8 @@ wrong. `Verifier` does the same for batches in a pool of persistent processes.
 Modes (never mix them in one table):
 - "math-verify": the general one, named after huggingface/Math-Verify, whose known wrong verdicts it avoids;
 - "train-strict": like the training check of the One-Shot RLVR code (deepscaler): two fractions must be written alike
-  (2/4 is not 1/2), a whole number equals only a whole number (2+2 is not 4), no structures but tuples;
+  (2/4 is not 1/2), a whole number equals only a whole number (2+2 is not 4), no structures but tuples, item by item and
+  in order; units, dollar, percent and degree signs and a "v =" in front are taken off, and nothing equals its rounding;
 - "eval-qwen": like the Qwen2.5-Math grader: 1e-4 relative tolerance, x = 100 x% = x/100, brackets and choice letters
   read leniently. More generous than training: the two accuracies are not on one scale.
 
