@@ -157,6 +157,19 @@ def test_ctrl_c_keeps_the_rows_and_resume_makes_the_others(job, monkeypatch, cap
     assert "cannot resume, the config has changed" in capsys.readouterr().err
 
 
+@pytest.mark.parametrize("kept", [1, 2, 3, 4, 5])
+def test_a_kill_between_the_samples_of_a_task_does_not_stop_the_resume(job, monkeypatch, kept):
+    args = ("--samples", "4", "--temperature", "1", "--limit", "3")
+    monkeypatch.setattr(evaluation, "CHUNK", 4)
+    ev(*args, out="whole")
+    ev(*args)
+    path = Path("run/rows.jsonl")
+    lines = path.read_bytes().splitlines(keepends=True)
+    path.write_bytes(b"".join(lines[:kept]) + lines[kept][:9])
+    assert ev(*args, "--resume") == 0
+    assert rows("run") == rows("whole") and results("run")["arms"] == results("whole")["arms"]
+
+
 def test_a_reward_of_the_user_judges(job):
     args = ("--samples", "4", "--temperature", "1")
     assert ev("--reward", "rewards.py:short", *args) == 0

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import argparse
 import time
+from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -131,7 +132,7 @@ def evaluate_model(args: argparse.Namespace, say: Say) -> Path:
 def _sample(job: EvalJob, run: RunDir, bench: Workbench, tasks: Sequence[Task], judge: Judge) -> _Progress:
     """All rows; those that are in rows.jsonl already are not made again."""
     path = run.path / "rows.jsonl"
-    done = _read(run, path) if run.resumed else _Progress()
+    done = _read(run, path, job.samples) if run.resumed else _Progress()
     if not done.rows:
         write_atomic(path, b"")
     have = {row.task for row in done.rows}
@@ -179,13 +180,20 @@ def _line(row: Row, task: Task) -> str:
     return to_json(value) + "\n"
 
 
-def _read(run: RunDir, path: Path) -> _Progress:
-    """The rows of earlier sessions; a last line that a kill has cut is dropped from the file."""
+def _read(run: RunDir, path: Path, samples: int) -> _Progress:
+    """The rows of earlier sessions; a kill inside a write leaves a cut line and a task without all its samples, which
+    are dropped from the file."""
     data = path.read_bytes() if path.exists() else b""
     whole = data[: data.rfind(b"\n") + 1]
     if whole != data:
         write_atomic(path, whole)
     rows = [_row(line) for line in read_jsonl(path)] if whole else []
+    count = Counter(row.task for row in rows)
+    if any(n != samples for n in count.values()):
+        lines = [line for line in whole.splitlines(keepends=True) if line.strip()]
+        kept = [line for line, row in zip(lines, rows, strict=True) if count[row.task] == samples]
+        write_atomic(path, b"".join(kept))
+        rows = [row for row in rows if count[row.task] == samples]
     state = run.path / "progress.json"
     wall = from_json(state.read_text())["wall_s"] if rows and state.exists() else 0.0
     return _Progress(rows, wall)
