@@ -15,7 +15,7 @@ from forethought.models.tiny import byte_tokenizer, tiny_model
 from forethought.recipes import one_shot_rlvr
 from forethought.recipes.one_shot_rlvr.arms import ARMS, problems_of
 from forethought.recipes.one_shot_rlvr.history import AccuracyHistory
-from forethought.recipes.one_shot_rlvr.world import MiniatureConfig, miniature
+from forethought.recipes.one_shot_rlvr.world import MiniatureConfig, World, miniature
 from forethought.rewards.math_rewards import FormatReward, OutcomeReward, RandomReward
 from forethought.rundir import RunDir, read_metrics
 
@@ -84,6 +84,15 @@ def test_the_arms_differ_in_what_the_table_says():
     assert problems_of(ARMS["unguessable label"], config, world, history)[0]["answer"] == "9292725"
     two = apply_overrides(config, ["k=2"])
     assert len(problems_of(ARMS["one-shot"], two, world, history)) == 2
+
+
+def test_an_index_that_is_not_in_the_pool_is_named_with_the_fix():
+    world = World(pool=[{"index": "3"}], suites={}, model="x", chat=True, dropped=["7"])
+    assert world.by_index(3) is world.pool[0]
+    with pytest.raises(DataError, match=r"problem index 12 is not among the 1 problems.*raise files.limit"):
+        world.by_index("12")
+    with pytest.raises(DataError, match=r"problem index 7 .*no gold answer"):
+        world.by_index("7")
 
 
 def test_pool_heldout_shifted_and_demonstrations_share_no_problem():

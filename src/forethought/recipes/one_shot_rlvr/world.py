@@ -12,7 +12,7 @@ from typing import Any, Literal
 from forethought.config import derive_seed
 from forethought.data import load_tasks
 from forethought.envs.arithmetic import ALPHABET, ChainConfig, Shares, chains, demonstrations, worked
-from forethought.errors import ConfigError
+from forethought.errors import ConfigError, DataError
 from forethought.rundir import RunDir
 
 Task = dict[str, Any]
@@ -86,7 +86,21 @@ class World:
     """Pool rows that cannot be judged (no gold answer), by index."""
 
     def by_index(self, index: str) -> Task:
-        return next(t for t in self.pool if str(t["index"]) == str(index))
+        """The problem of the pool with this index.
+
+        Raises:
+            DataError: the pool has none (the accuracy history is of another pool, or the pool was cut).
+        """
+        for task in self.pool:
+            if str(task["index"]) == str(index):
+                return task
+        why = (
+            "its row has no gold answer: take it out of the accuracy history"
+            if str(index) in self.dropped
+            else "the accuracy history (files.history) must be of this pool: give the history of these problems, leave it "
+            "empty to record one, or raise files.limit"
+        )
+        raise DataError(f"problem index {index} is not among the {len(self.pool)} problems of the pool; {why}")
 
 
 def miniature(config: MiniatureConfig, heldout_sampled: float, model: str) -> World:
