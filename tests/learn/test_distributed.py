@@ -282,7 +282,7 @@ def test_a_parameter_that_nobody_uses_is_left_alone(ranks):
         ("own", ("ForethoughtError", "Odd"), "no good"),
         ("advantage", ("DataError", "DataError"), "advantage is nan"),
         ("budget", ("DataError", "DataError"), "a path of 33 tokens exceeds the budget of 20"),
-        ("weight", ("DataError", "DataError"), "a token weight is infinite"),
+        ("weight", ("DataError", "DataError"), "a token weight is NaN, infinite or negative"),
         ("empty", ("DataError", "DataError"), "nothing to train on"),
     ],
 )
