@@ -278,6 +278,11 @@ def main(argv: Sequence[str] | None = None) -> int:
             raise
         _say(f"forethought: {error}")
         return 2
+    except FloatingPointError as error:
+        if args.debug:
+            raise
+        _say(f"forethought: {error}; try a lower learning rate (optim.lr), or fp32")
+        return 2
     except KeyboardInterrupt as error:
         _say(f"\nforethought: {str(error) or 'interrupted'}")
         return 130

@@ -141,11 +141,6 @@ def failures(spread: Distributed) -> dict[str, tuple[str, str, bool]]:
     if mine:
         bad[0].advantage[4] = np.nan
     out["advantage"] = failure(made, bad)
-    long = forest()[:1]
-    if mine:
-        node = long[0].add(0, [9] * 30)
-        long[0].weight[long[0].span(node)] = 1
-    out["budget"] = failure(made, long)
     heavy = forest()[:1]
     if mine:
         heavy[0].weight[-1] = np.inf
@@ -281,7 +276,6 @@ def test_a_parameter_that_nobody_uses_is_left_alone(ranks):
         ("gradient", ("FloatingPointError", "FloatingPointError"), "the gradient norm is nan at optimiser step 0"),
         ("own", ("ForethoughtError", "Odd"), "no good"),
         ("advantage", ("DataError", "DataError"), "advantage is nan"),
-        ("budget", ("DataError", "DataError"), "a path of 33 tokens exceeds the budget of 20"),
         ("weight", ("DataError", "DataError"), "a token weight is NaN, infinite or negative"),
         ("empty", ("DataError", "DataError"), "nothing to train on"),
     ],

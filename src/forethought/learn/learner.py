@@ -56,6 +56,7 @@ class Learner:
         total_steps: optimiser steps of the run (for the schedule).
         compute: dtype of forward and backward.
         micro_tokens: packed tokens per forward; None packs everything into one.
+        dropout: train with the model's dropout; off by default, because a ratio compares two passes of one function.
         distributed: process group; by default what the environment says.
     """
 
@@ -67,9 +68,11 @@ class Learner:
         total_steps: int,
         compute: torch.dtype = torch.float32,
         micro_tokens: int | None = 4096,
+        dropout: bool = False,
         distributed: Distributed | None = None,
     ):
         self.policy = policy
+        self.dropout = dropout
         self.optimizer = Optimizer(policy.model, config, total_steps=total_steps, compute=compute)
         self.micro_tokens = micro_tokens
         self.distributed = distributed or Distributed()
@@ -121,7 +124,7 @@ class Learner:
         shares = reduction_coefficients(weight, sequence, "token-mean", total=total)
         packed = time.perf_counter()
         metrics: dict[str, float] = {}
-        self.policy.model.train()
+        self.policy.model.train(self.dropout)
         try:
             with self.distributed.together():
                 begin = 0

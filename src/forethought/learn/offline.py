@@ -85,7 +85,12 @@ class SFTTrainer:
         )
         self.total = config.steps or config.epochs * -(-len(trees) // min(config.batch_size, len(trees)))
         self.learner = Learner(
-            policy, config.optim, total_steps=self.total, compute=compute, micro_tokens=config.micro_tokens
+            policy,
+            config.optim,
+            total_steps=self.total,
+            compute=compute,
+            micro_tokens=config.micro_tokens,
+            dropout=hasattr(policy.model, "peft_config"),  # an adapter's own; full weights train without
         )
         self.step = 0
         self.counts = {"tokens_generated": 0, "tokens_trained": 0}

@@ -108,6 +108,11 @@ class OnlineConfig:
             # The stored log-prob is that of the full distribution, so a truncated sampler would make the ratio wrong.
             if not (0 < self.top_p <= 1 and self.top_k >= 0):
                 bad.append(f"top_p={self.top_p}, top_k={self.top_k}: give 0 < top_p <= 1 and top_k >= 0")
+        for name in ("policy_coef", "clip_low", "clip_high", "kl_coef", "entropy_coef", "temperature", "advantage_eps"):
+            if not math.isfinite(getattr(self, name)):
+                bad.append(f"{name}={getattr(self, name)}: give a finite number")
+        if self.kl_coef and self.kl_estimator == "k1":
+            bad.append("kl_estimator='k1' has no gradient of the KL as a loss: give 'k2' or 'k3'")
         if bad:
             raise ConfigError("online: " + "; ".join(bad))
 
@@ -181,7 +186,7 @@ def grpo_loss(config: OnlineConfig) -> Loss:
 
 
 class OnlineTrainer:
-    """The loop. `run()` trains to `config.steps`; everything it needs to go on is in `state_dict()`.
+    """The loop, step by step: `train_step()`, or `session.fit` for a whole run. What it needs to go on is in `state_dict()`.
 
     Args:
         policy, engine: what is trained and what samples it (the torch engine shares the policy's weights).
@@ -323,7 +328,7 @@ class OnlineTrainer:
                 group.advantages = credit.group_normalised(group.rewards, std=std, eps=config.advantage_eps)
             else:
                 group.advantages = credit.leave_one_out(group.rewards)
-            if config.drop_zero_variance and group.zero_variance:
+            if (config.drop_zero_variance and group.zero_variance) or np.isnan(group.rewards).all():
                 continue
             trained.append(group)
             for leaf, advantage, reward in zip(group.leaves, group.advantages, group.rewards, strict=True):
@@ -392,8 +397,8 @@ class OnlineTrainer:
         stops = [int(g.tree.stop[leaf]) for g in groups for leaf in g.leaves]
         self.counts["tokens_generated"] += int(lengths.sum())
         out = {
-            "reward/mean": float(np.nanmean(rewards)),
-            "reward/std": float(np.nanstd(rewards)),
+            "reward/mean": float(np.nanmean(rewards)) if not np.isnan(rewards).all() else math.nan,
+            "reward/std": float(np.nanstd(rewards)) if not np.isnan(rewards).all() else math.nan,
             "reward/failed": float(sum(isinstance(r, RewardError) for g in groups for r in g.results)),
             "frac_reward_zero_std": float(np.mean([g.zero_variance for g in groups])),
             "completions/mean_length": float(lengths.mean()),

@@ -141,7 +141,7 @@ def fit(
                 stop = interrupted()
                 if main and ((save_every and trainer.step % save_every == 0) or (last and save_last) or stop):
                     save(trainer, run, name, extra() if extra else None)
-                if stop and not last:
+                if stop:
                     raise Interrupted(
                         f"stopped after step {trainer.step} of {steps}; saved in {run.path}; add --resume to go on"
                     )

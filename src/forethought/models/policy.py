@@ -44,7 +44,9 @@ class Policy:
         self.decoder: nn.Module = self.core.get_decoder()
         self.head: nn.Module = self.core.get_output_embeddings()
         if hasattr(self.head, "lora_A"):
-            raise ModelError("LoRA on the output projection is not supported: leave lm_head out of the adapter's targets")
+            raise ModelError(
+                "LoRA on the output projection is not supported: leave lm_head out of the adapter's targets"
+            )
         self.configs = attention.configs_of(self.core)
         config = self.core.config
         self.config = config
@@ -122,7 +124,11 @@ class Policy:
     def score_tokens(
         self, trees: Sequence[TokenTree], *, temperature: float = 1.0, max_tokens: int | None = 8192
     ) -> list[tuple[Batch, torch.Tensor]]:
-        """Log-probs of all tokens with weight > 0, as (batch, [M]) pairs; `pack.write_back` stores them in a column."""
+        """Log-probs of all tokens with weight > 0, as (batch, [M]) pairs; `pack.write_back` stores them in a column.
+
+        Without dropout, whatever mode the model is in.
+        """
+        self.model.eval()
         return [
             (batch, self.logprobs(batch.to(self.device), temperature=temperature)[0])
             for batch in pack(trees, layout=self.layout, max_tokens=max_tokens)
@@ -130,7 +136,8 @@ class Policy:
 
     def frozen_copy(self) -> Policy:
         """The policy as it is now, without gradients: a copy of the weights, or with LoRA the base model itself."""
-        if hasattr(self.model, "disable_adapter"):
+        fresh = all(not bool(p.any()) for n, p in self.model.named_parameters() if "lora_B" in n)
+        if hasattr(self.model, "disable_adapter") and fresh:  # an adapter that was trained before is part of the policy
             return _AdapterOff(self.model, self.tokenizer, layout=self.layout, end_ids=self.eos_ids)
         model = copy.deepcopy(self.model).requires_grad_(False).eval()
         return Policy(model, self.tokenizer, layout=self.layout, end_ids=self.eos_ids)

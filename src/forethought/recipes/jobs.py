@@ -40,8 +40,19 @@ class Job:
         return f"arms/{self.arm}/seed{self.seed}"
 
 
+_stop: Any = None
+
+
+def _begin(stop: Any) -> None:
+    global _stop
+    _stop = stop
+
+
 def _work(job: Job, root: str, threads: int) -> tuple[dict[str, Any], float]:
     import torch
+
+    if _stop is not None and _stop.is_set():
+        raise RunError("stopped before it began")
 
     if threads:
         torch.set_num_threads(threads)
@@ -92,18 +103,26 @@ def run_jobs(
             before = os.environ.get("OMP_NUM_THREADS")
             os.environ["OMP_NUM_THREADS"] = "1"
             try:
-                with concurrent.futures.ProcessPoolExecutor(min(workers, len(todo)), mp_context=context) as pool:
+                stop = context.Event()
+                size = min(workers, len(todo))
+                pool = concurrent.futures.ProcessPoolExecutor(
+                    size, mp_context=context, initializer=_begin, initargs=(stop,)
+                )
+                try:
                     pending = {pool.submit(_work, job, str(run.path), 1): job for job in todo}
-                    try:
-                        for future in concurrent.futures.as_completed(pending):
-                            error = future.exception()
-                            if error is not None:
-                                failed.append((pending[future], error))
-                            else:
-                                finish(pending[future], future.result()[0])
-                    except BaseException:
-                        pool.shutdown(wait=False, cancel_futures=True)
-                        raise
+                    for future in concurrent.futures.as_completed(pending):
+                        error = future.exception()
+                        if error is not None:
+                            failed.append((pending[future], error))
+                        else:
+                            finish(pending[future], future.result()[0])
+                except KeyboardInterrupt:
+                    stop.set()  # pieces that the pool holds ready do not begin; those in flight save themselves
+                    raise KeyboardInterrupt(
+                        f"stopped; what had finished is kept in {run.path}; add --resume to go on"
+                    ) from None
+                finally:
+                    pool.shutdown(wait=True, cancel_futures=True)
             finally:
                 if before is None:
                     os.environ.pop("OMP_NUM_THREADS")

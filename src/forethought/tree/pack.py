@@ -153,13 +153,15 @@ def pack(
     """Pack every token with weight > 0 of every tree, in order, into batches of at most `max_tokens` tokens.
 
     A tree that is larger than the budget is split by its leaves (its prefix is repeated, each target stays in one
-    piece). Trees without a target take no room. `columns`: extra token columns to carry to the batch.
-    `keep`: per tree, nodes to pack even where nothing is trained (prefill). `weights`: per tree, token weights [T] that
-    stand in for `tree.weight` (scoring).
+    piece); a single path that is longer than the budget has a batch of its own. Trees without a target take no room.
+
+    Args:
+        columns: extra token columns to carry to the batch.
+        keep: per tree, nodes to pack even where nothing is trained (prefill).
+        weights: per tree, token weights [T] that stand in for `tree.weight` (scoring).
 
     Raises:
-        DataError: a single path is longer than `max_tokens`; a weight stands on a token that nothing predicts; NaN
-        weight.
+        DataError: a weight stands on a token that nothing predicts, or is NaN, infinite or negative.
     """
     if layout not in ("tree", "linear"):
         raise ValueError(f"layout={layout!r}: 'tree' or 'linear'")
@@ -209,12 +211,6 @@ def _pieces(
             _Piece(index, [n for n in tree.walk() if n in part], mine, kept)
             for part, mine in _split(tree, ends, wanted, max_tokens)
         ]
-    for piece in out:
-        size = sum(int(tree.length[n]) for n in piece.nodes)
-        if max_tokens is not None and size > max_tokens:
-            raise DataError(
-                f"task {tree.task!r}: a path of {size} tokens exceeds the budget of {max_tokens} tokens a batch"
-            )
     return out
 
 
