@@ -47,7 +47,7 @@ def test_every_arm_is_there_at_counted_budget(finished):
         rows = [r for r in read_metrics(folder) if r["arm"] == arm]
         assert [r["step"] for r in rows] == [0, 1, 2]
         assert budget[arm]["tokens_generated"] == sum(r.get("tokens/generated", 0) for r in rows) > 0
-        assert budget[arm]["verifier_calls"] == 16
+        assert budget[arm]["verifier_calls"] == (0 if arm == "format only" else 16)
     # the vote may use about as many tokens as training did, never far less
     assert budget["majority vote"]["tokens_generated"] >= 0.7 * budget["grpo"]["tokens_generated"]
     assert found["verdict"] == "not shown" and len(found["examples"]) == 6

@@ -125,6 +125,7 @@ def test_paper_profile_resolves_and_runs_with_a_tiny_model(tiny_chat, shared, tm
         1e-6,
         0.01,
     )
+    assert [s.name for s in paper.files.suites] == ["math500", "aime24", "amc23", "minerva", "olympiadbench", "aime25"]
     assert (paper.online.temperature, paper.online.max_new_tokens, paper.online.updates_per_rollout) == (0.6, 3072, 1)
     data = shared / "data" / "math"
     suites = [{"name": "math500", "path": str(data / "math500.jsonl"), "system": "Be brief."}]
@@ -201,6 +202,9 @@ def test_prompt_with_an_empty_box_earns_nothing(tiny_chat):
         (["seeds=[0,0]"], "each once"),
         (["online.kl_coef=0.1"], "set through beta and alpha"),
         (["model=some/model"], "files.train is empty"),
+        (["model=some/model", "files.train=x.jsonl"], "files.suites is empty"),
+        (["arms=[]"], "give at least one, each once"),
+        (["workers=-1"], "workers=-1"),
         (["bata=0.1"], "did you mean 'beta'"),
         (["online.group_size=1"], "group_size=1"),
     ],

@@ -27,6 +27,7 @@ from forethought.envs.families import families
 from forethought.errors import ConfigError
 from forethought.evaluate.stats import Estimate, paired_bootstrap, wilson
 from forethought.evaluate.suites import EvalResult, evaluate
+from forethought.files import remove_whole
 from forethought.learn.online import OnlineConfig, OnlineTrainer
 from forethought.learn.optim import OptimConfig
 from forethought.learn.session import fit
@@ -177,14 +178,13 @@ def run(config: DemoConfig, run: RunDir, *, say: Callable[[str], None] = print) 
                 evaluate=lambda step: {"eval/accuracy": look(bench, "eval").accuracy().mean},
                 eval_every=settings.eval_every,
                 save_every=settings.save_every,
-                save_last=False,
                 store_groups=1,
             )
             arms[name] = _Arm(
                 look(bench, name),
                 trainer.counts["tokens_generated"],
                 trainer.counts["tokens_trained"],
-                trainer.counts["verifier_calls"],
+                0 if name == "format only" else trainer.counts["verifier_calls"],
                 time.perf_counter() - began,
             )
             if name == "grpo":
@@ -194,11 +194,12 @@ def run(config: DemoConfig, run: RunDir, *, say: Callable[[str], None] = print) 
     bench.policy.model.load_state_dict(start)
     cast_weights(bench.policy.model, bench.compute)
     arms["majority vote"] = _vote(look, bench, arms["grpo"].tokens_generated, config)
+    remove_whole(run.path / "checkpoints")  # each arm was kept so that --resume need not train it again
     return _results(config, arms, readers, heldout)
 
 
 def _vote(look, bench: Workbench, tokens: int, config: DemoConfig) -> _Arm:
-    """The base model votes over at least as many sampled tokens as GRPO generated in training."""
+    """The base model votes over about as many sampled tokens as GRPO generated in training (both are counted)."""
     began = time.perf_counter()
     mean = 0.8 * config.online.max_new_tokens
     samples = max(2, round(tokens / (config.heldout * mean)))

@@ -36,7 +36,7 @@ from forethought.learn.optim import OptimConfig
 from forethought.recipes.jobs import Job, run_jobs
 from forethought.recipes.one_shot_rlvr.arms import ARMS, arm_job, arm_of, pretrain_job, world_of
 from forethought.recipes.one_shot_rlvr.history import AccuracyHistory, Ranking, rank
-from forethought.recipes.one_shot_rlvr.world import FilesConfig, MiniatureConfig, World
+from forethought.recipes.one_shot_rlvr.world import FilesConfig, MiniatureConfig, Suite, World, check_world
 from forethought.recipes.results import Verdict, arms_table, results
 from forethought.rundir import RunDir
 
@@ -115,6 +115,16 @@ class OneShotConfig:
             arm_of(arm)
         if self.model != "miniature" and not self.files.train:
             bad.append(f"model={self.model!r} needs problems: files.train is empty")
+        if self.model != "miniature" and not self.files.suites:
+            bad.append(f"model={self.model!r} needs something to be evaluated on: files.suites is empty")
+        if not self.arms or len(set(self.arms)) < len(self.arms):
+            bad.append(f"arms={self.arms}: give at least one, each once")
+        if self.workers < 0:
+            bad.append(f"workers={self.workers}: give 0 (one per core) or a number of processes")
+        if self.model != "miniature" and {"guessable label", "in context"} & set(self.arms):
+            bad.append(
+                "the arms 'guessable label' and 'in context' are made from chains of the miniature: leave them out"
+            )
         if bad:
             raise ConfigError("one-shot-rlvr: " + "; ".join(bad))
 
@@ -128,6 +138,19 @@ class OneShotConfig:
 
 
 _QWEN_SYSTEM = "Please reason step by step, and put your final answer within \\boxed{}."
+
+# The paper's six: AIME and AMC by 8 samples at temperature 0.6, the others greedily.
+_SUITES = tuple(
+    Suite(name=name, path=f"data/{name}.jsonl", samples=samples, temperature=temperature, system=_QWEN_SYSTEM)
+    for name, samples, temperature in (
+        ("math500", 1, 0.0),
+        ("aime24", 8, 0.6),
+        ("amc23", 8, 0.6),
+        ("minerva", 1, 0.0),
+        ("olympiadbench", 1, 0.0),
+        ("aime25", 8, 0.6),
+    )
+)
 
 PROFILES: dict[str, OneShotConfig] = {
     "mini": OneShotConfig(),
@@ -168,7 +191,7 @@ PROFILES: dict[str, OneShotConfig] = {
         workers=1,
         device=None,
         dtype="bf16",
-        files=FilesConfig(train="data/dsr_sub.parquet", history="data/acc_step_500.json"),
+        files=FilesConfig(train="data/dsr_sub.parquet", history="data/acc_step_500.json", suites=_SUITES),
         online=OnlineConfig(
             steps=2000,
             prompts_per_step=128,
@@ -177,6 +200,7 @@ PROFILES: dict[str, OneShotConfig] = {
             temperature=0.6,
             eval_every=20,
             save_every=20,
+            store_groups=0,  # a tree holds the 1024 responses of a step
             micro_tokens=24_000,
             optim=OptimConfig(lr=1e-6, weight_decay=0.01),
         ),
@@ -192,6 +216,7 @@ def run(config: OneShotConfig, run: RunDir, *, profile: str = "mini") -> dict[st
     if mini:
         run_jobs([Job("pretraining", 0, pretrain_job, config.miniature, extra)], run, title="base model", workers=1)
     world = world_of(config, run.path)  # reads the files before anything is trained on them
+    check_world(world.pool, config.k)
     history_path = _history(config, world, run, extra, workers)
     jobs = [
         Job(arm, seed, arm_job, config, {**extra, "history": str(history_path)})
@@ -256,7 +281,7 @@ def _results(
         budget[arm] = {
             "tokens_generated": sum(r.get("tokens_generated", 0) for r in rows),
             "tokens_trained": sum(r.get("tokens_trained", 0) for r in rows),
-            "env_steps": calls,
+            "env_steps": sum(r.get("samples", 0) for r in rows),
             "verifier_calls": calls,
             "wall_s": round(sum(r.get("wall_s", 0.0) for r in rows), 1),
         }

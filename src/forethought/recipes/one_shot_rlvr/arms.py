@@ -182,6 +182,8 @@ def arm_job(job: Job, run: RunDir) -> Mapping[str, Any]:
     return {
         **numbers,
         **trainer.counts,
+        "verifier_calls": trainer.counts["verifier_calls"] if arm.reward == "outcome" else 0,
+        "samples": trainer.counts["verifier_calls"],
         "problems": [str(t["index"]) for t in tasks[:8]],
         "trained_answers": [str(t["answer"]) for t in tasks[:8]],
         "wall_s": time.perf_counter() - began,
