@@ -23,8 +23,6 @@ EXTRAS: dict[str, tuple[str, ...]] = {
     "gym": ("gymnasium",),
     "reasoning-gym": ("reasoning-gym",),
     "parquet": ("pyarrow",),
-    "vllm": ("vllm",),
-    "track": ("tensorboard", "trackio", "wandb"),
     "trl": ("trl",),
 }
 _CORE = ("tokenizers", "safetensors", "accelerate", "rich", "pyyaml", "math-verify", "jinja2", "gguf")
