@@ -15,7 +15,7 @@ import math
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 import numpy as np
 import torch
@@ -39,23 +39,21 @@ Item = tuple[TokenTree, int, Task]
 
 
 @dataclass(frozen=True, kw_only=True)
-class OnlineConfig:
-    """Settings of the online loop. Batch arithmetic: prompts_per_step groups x group_size samples a step."""
+class RolloutConfig:
+    """What every online method sets. Batch arithmetic: prompts_per_step groups x group_size samples a step."""
+
+    method_name: ClassVar[str] = "rollout"
 
     steps: int = 100
     prompts_per_step: int = 8
     """Groups a step. With fewer tasks than that, tasks are repeated, each repetition a group of its own."""
     group_size: int = 8
     """Samples a group."""
-    group_by: Literal["row", "prompt"] = "row"
-    """row: a prompt that is drawn several times a step has several groups; prompt: all its samples are one group."""
     max_new_tokens: int = 64
     temperature: float = 1.0
     top_p: float = 1.0
     top_k: int = 0
     stop: tuple[str, ...] = ()
-    updates_per_rollout: int = 1
-    """Optimiser steps a rollout; the groups are split among them."""
     policy_coef: float = 1.0
     clip_low: float = 0.2
     clip_high: float = 0.2
@@ -64,13 +62,7 @@ class OnlineConfig:
     kl_estimator: Literal["k1", "k2", "k3"] = "k3"
     entropy_coef: float = 0.0
     """Weight of the entropy bonus (positive raises entropy)."""
-    advantage: Literal["group", "leave-one-out"] = "group"
-    advantage_std: Literal["sample", "population", "none"] = "sample"
-    """What group advantages are divided by."""
-    advantage_eps: float = 1e-6
     reduction: Reduction = "token-mean"
-    drop_zero_variance: bool = False
-    """Leave groups without a signal out of the update (then a step of only such groups changes nothing)."""
     ratio: Literal["recompute", "behaviour"] = "recompute"
     """Old log-probs of the ratio: the learner's own before the first update, or those the sampler stored."""
     eval_every: int = 0
@@ -85,19 +77,17 @@ class OnlineConfig:
     optim: OptimConfig = field(default_factory=OptimConfig)
 
     def __post_init__(self):
+        if bad := self.problems():
+            raise ConfigError(f"{self.method_name}: " + "; ".join(bad))
+
+    def problems(self) -> list[str]:
+        """What is wrong with the settings, each with its fix."""
         bad = []
-        for name in ("steps", "prompts_per_step", "max_new_tokens", "updates_per_rollout", "micro_tokens"):
+        for name in ("steps", "prompts_per_step", "group_size", "max_new_tokens", "micro_tokens"):
             if getattr(self, name) < 1:
                 bad.append(f"{name}={getattr(self, name)}: give at least 1")
-        if self.group_size < 2:
-            bad.append(f"group_size={self.group_size}: advantages compare the samples of a group, so give at least 2")
         if self.temperature <= 0:
             bad.append(f"temperature={self.temperature}: exploration needs samples, so give a positive number")
-        if self.updates_per_rollout > self.prompts_per_step:
-            bad.append(
-                f"updates_per_rollout={self.updates_per_rollout} exceeds prompts_per_step={self.prompts_per_step}: "
-                "an update needs at least one group"
-            )
         if not 0 <= self.clip_low < 1 or self.clip_high < 0:
             bad.append(
                 f"clip_low={self.clip_low}, clip_high={self.clip_high}: give 0 <= clip_low < 1 and clip_high >= 0"
@@ -108,13 +98,19 @@ class OnlineConfig:
             # The stored log-prob is that of the full distribution, so a truncated sampler would make the ratio wrong.
             if not (0 < self.top_p <= 1 and self.top_k >= 0):
                 bad.append(f"top_p={self.top_p}, top_k={self.top_k}: give 0 < top_p <= 1 and top_k >= 0")
-        for name in ("policy_coef", "clip_low", "clip_high", "kl_coef", "entropy_coef", "temperature", "advantage_eps"):
+        for name in ("policy_coef", "clip_low", "clip_high", "kl_coef", "entropy_coef", "temperature"):
             if not math.isfinite(getattr(self, name)):
                 bad.append(f"{name}={getattr(self, name)}: give a finite number")
-        if self.kl_coef and self.kl_estimator == "k1":
-            bad.append("kl_estimator='k1' has no gradient of the KL as a loss: give 'k2' or 'k3'")
-        if bad:
-            raise ConfigError("online: " + "; ".join(bad))
+        return bad
+
+    @property
+    def total_updates(self) -> int:
+        """Optimiser steps of the whole run."""
+        return self.steps
+
+    def samples_as_groups(self, nodes: list[int]) -> list[list[int]]:
+        """The samples of one prompt, split into the groups that are compared."""
+        return [nodes[begin : begin + self.group_size] for begin in range(0, len(nodes), self.group_size)]
 
     def sampling(self, seed: int) -> Sampling:
         return Sampling(
@@ -125,6 +121,48 @@ class OnlineConfig:
             stop=self.stop,
             seed=seed,
         )
+
+
+@dataclass(frozen=True, kw_only=True)
+class OnlineConfig(RolloutConfig):
+    """Settings of the online loop with group advantages (GRPO and its relatives)."""
+
+    method_name: ClassVar[str] = "online"
+
+    group_by: Literal["row", "prompt"] = "row"
+    """row: a prompt that is drawn several times a step has several groups; prompt: all its samples are one group."""
+    updates_per_rollout: int = 1
+    """Optimiser steps a rollout; the groups are split among them."""
+    advantage: Literal["group", "leave-one-out"] = "group"
+    advantage_std: Literal["sample", "population", "none"] = "sample"
+    """What group advantages are divided by."""
+    advantage_eps: float = 1e-6
+    drop_zero_variance: bool = False
+    """Leave groups without a signal out of the update (then a step of only such groups changes nothing)."""
+
+    def problems(self) -> list[str]:
+        bad = super().problems()
+        if self.updates_per_rollout < 1:
+            bad.append(f"updates_per_rollout={self.updates_per_rollout}: give at least 1")
+        if self.group_size == 1:
+            bad.append(f"group_size={self.group_size}: advantages compare the samples of a group, so give at least 2")
+        if self.updates_per_rollout > self.prompts_per_step:
+            bad.append(
+                f"updates_per_rollout={self.updates_per_rollout} exceeds prompts_per_step={self.prompts_per_step}: "
+                "an update needs at least one group"
+            )
+        if not math.isfinite(self.advantage_eps):
+            bad.append(f"advantage_eps={self.advantage_eps}: give a finite number")
+        if self.kl_coef and self.kl_estimator == "k1":
+            bad.append("kl_estimator='k1' has no gradient of the KL as a loss: give 'k2' or 'k3'")
+        return bad
+
+    @property
+    def total_updates(self) -> int:
+        return self.steps * self.updates_per_rollout
+
+    def samples_as_groups(self, nodes: list[int]) -> list[list[int]]:
+        return super().samples_as_groups(nodes) if self.group_by == "row" else [nodes]
 
 
 @dataclass
@@ -185,8 +223,11 @@ def grpo_loss(config: OnlineConfig) -> Loss:
     return loss
 
 
-class OnlineTrainer:
-    """The loop, step by step: `train_step()`, or `session.fit` for a whole run. What it needs to go on is in `state_dict()`.
+class RolloutTrainer:
+    """The loop that online methods share, step by step: `train_step()`, or `session.fit` for a whole run.
+
+    A method says what is credited (`assign`) and how it is learnt from (`update`). What it needs to go on is in
+    `state_dict()`.
 
     Args:
         policy, engine: what is trained and what samples it (the torch engine shares the policy's weights).
@@ -231,7 +272,7 @@ class OnlineTrainer:
         self.learner = Learner(
             policy,
             config.optim,
-            total_steps=config.steps * config.updates_per_rollout,
+            total_steps=config.total_updates,
             compute=compute,
             micro_tokens=config.micro_tokens,
         )
@@ -247,7 +288,6 @@ class OnlineTrainer:
         self.sampler = BatchSampler(len(self.tasks), share, derive_seed(config.seed, "tasks"))
         self.on_groups = on_groups
         self.step = 0
-        self.loss = grpo_loss(config)
         self.counts = {"tokens_generated": 0, "tokens_trained": 0, "verifier_calls": 0}
 
     # -- one step --
@@ -283,9 +323,7 @@ class OnlineTrainer:
                 [(tree, 0) for tree, _ in mine], count * config.group_size, sampling, progress=progress
             )
             for (tree, index), nodes in zip(mine, new, strict=True):
-                size = config.group_size if config.group_by == "row" else len(nodes)
-                for begin in range(0, len(nodes), size):
-                    groups.append(Group(self.tasks[index], tree, nodes[begin : begin + size]))
+                groups.extend(Group(self.tasks[index], tree, part) for part in config.samples_as_groups(nodes))
         return groups
 
     def judge_groups(self, groups: list[Group]) -> None:
@@ -319,53 +357,11 @@ class OnlineTrainer:
 
     def assign(self, groups: list[Group]) -> list[Group]:
         """Advantages onto the trees; returns the groups that are trained on."""
-        config = self.config
-        trained = []
-        for group in groups:
-            assert group.rewards is not None
-            if config.advantage == "group":
-                std = None if config.advantage_std == "none" else config.advantage_std
-                group.advantages = credit.group_normalised(group.rewards, std=std, eps=config.advantage_eps)
-            else:
-                group.advantages = credit.leave_one_out(group.rewards)
-            if (config.drop_zero_variance and group.zero_variance) or np.isnan(group.rewards).all():
-                continue
-            trained.append(group)
-            for leaf, advantage, reward in zip(group.leaves, group.advantages, group.rewards, strict=True):
-                if not math.isnan(reward):
-                    credit.assign(group.tree, leaf, float(advantage))
-        return trained
+        raise NotImplementedError
 
     def update(self, groups: list[Group]) -> dict[str, float]:
-        """All optimiser steps of one rollout."""
-        config = self.config
-        trees = _distinct(groups)
-        columns: list[str] = []
-        if config.kl_coef:
-            assert self.reference is not None
-            for batch, values in self.reference.score_tokens(trees, temperature=config.temperature):
-                write_back(trees, batch, "ref_logprob", values)
-            columns.append("ref_logprob")
-        if config.ratio == "recompute" and config.updates_per_rollout > 1:
-            for batch, values in self.policy.score_tokens(trees, temperature=config.temperature):
-                write_back(trees, batch, "old_logprob", values)
-            columns.append("old_logprob")
-        metrics: list[dict[str, float]] = []
-        for part in _split(groups, config.updates_per_rollout):
-            mine = _distinct(part)
-            metrics.append(
-                self.learner.update(
-                    mine,
-                    self.loss,
-                    weights=None if config.updates_per_rollout == 1 else _weights(mine, part),
-                    reduction=config.reduction,
-                    max_length=config.max_new_tokens,
-                    columns=columns,
-                    temperature=config.temperature,
-                    entropy=True,
-                )
-            )
-        return _merge(metrics)
+        """All optimiser steps of one rollout; returns their metrics."""
+        raise NotImplementedError
 
     def train_step(self, progress: Callable[[int, int], None] | None = None) -> tuple[dict[str, float], list[Group]]:
         """One step; returns its metrics and groups."""
@@ -390,6 +386,11 @@ class OnlineTrainer:
         }
         self.step += 1
         return metrics, groups
+
+    def score(self, trees: Sequence[TokenTree], policy: Policy, column: str) -> None:
+        """Log-probs of the trained tokens under `policy`, at the temperature of the rollouts, into a token column."""
+        for batch, values in policy.score_tokens(trees, temperature=self.config.temperature):
+            write_back(trees, batch, column, values)
 
     def _rollout_metrics(self, groups: list[Group]) -> dict[str, float]:
         rewards = np.concatenate([g.rewards for g in groups if g.rewards is not None])
@@ -432,18 +433,72 @@ class OnlineTrainer:
         self.counts = dict(state["counts"])
 
 
-def _distinct(groups: Sequence[Group]) -> list[TokenTree]:
+class OnlineTrainer(RolloutTrainer):
+    """Group advantages and the loss at the head of this module; see `RolloutTrainer` for the arguments."""
+
+    config: OnlineConfig
+
+    def assign(self, groups: list[Group]) -> list[Group]:
+        """Advantages onto the trees; returns the groups that are trained on."""
+        config = self.config
+        trained = []
+        for group in groups:
+            assert group.rewards is not None
+            if config.advantage == "group":
+                std = None if config.advantage_std == "none" else config.advantage_std
+                group.advantages = credit.group_normalised(group.rewards, std=std, eps=config.advantage_eps)
+            else:
+                group.advantages = credit.leave_one_out(group.rewards)
+            if (config.drop_zero_variance and group.zero_variance) or np.isnan(group.rewards).all():
+                continue
+            trained.append(group)
+            for leaf, advantage, reward in zip(group.leaves, group.advantages, group.rewards, strict=True):
+                if not math.isnan(reward):
+                    credit.assign(group.tree, leaf, float(advantage))
+        return trained
+
+    def update(self, groups: list[Group]) -> dict[str, float]:
+        """All optimiser steps of one rollout."""
+        config = self.config
+        trees = distinct_trees(groups)
+        columns: list[str] = []
+        if config.kl_coef:
+            assert self.reference is not None
+            self.score(trees, self.reference, "ref_logprob")
+            columns.append("ref_logprob")
+        if config.ratio == "recompute" and config.updates_per_rollout > 1:
+            self.score(trees, self.policy, "old_logprob")
+            columns.append("old_logprob")
+        metrics: list[dict[str, float]] = []
+        for part in split_groups(groups, config.updates_per_rollout):
+            mine = distinct_trees(part)
+            metrics.append(
+                self.learner.update(
+                    mine,
+                    grpo_loss(config),
+                    weights=None if config.updates_per_rollout == 1 else weights_of(mine, part),
+                    reduction=config.reduction,
+                    max_length=config.max_new_tokens,
+                    columns=columns,
+                    temperature=config.temperature,
+                    entropy=True,
+                )
+            )
+        return merge_metrics(metrics)
+
+
+def distinct_trees(groups: Sequence[Group]) -> list[TokenTree]:
     return list({id(g.tree): g.tree for g in groups}.values())
 
 
-def _split(groups: list[Group], parts: int) -> list[list[Group]]:
+def split_groups(groups: list[Group], parts: int) -> list[list[Group]]:
     """Near-equal consecutive parts, none empty."""
     parts = min(parts, len(groups))
     edges = [round(i * len(groups) / parts) for i in range(parts + 1)]
     return [groups[a:b] for a, b in zip(edges, edges[1:], strict=False)]
 
 
-def _weights(trees: list[TokenTree], groups: list[Group]) -> list[np.ndarray]:
+def weights_of(trees: list[TokenTree], groups: list[Group]) -> list[np.ndarray]:
     """Token weights that count only the leaves of these groups."""
     out = {id(t): np.zeros(t.n_tokens, np.float32) for t in trees}
     for group in groups:
@@ -453,7 +508,7 @@ def _weights(trees: list[TokenTree], groups: list[Group]) -> list[np.ndarray]:
     return [out[id(t)] for t in trees]
 
 
-def _merge(rows: list[dict[str, float]]) -> dict[str, float]:
+def merge_metrics(rows: list[dict[str, float]]) -> dict[str, float]:
     """Mean over the updates of a rollout; counts and times add up, maxima stay maxima."""
     out: dict[str, float] = {}
     for name in rows[0]:
