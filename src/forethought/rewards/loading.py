@@ -50,6 +50,12 @@ def load_object(spec: str, what: str) -> Any:
     return found
 
 
+def absolute_spec(spec: str) -> str:
+    """The same name with the file's whole path: a child process may start in another folder."""
+    target, _, name = spec.rpartition(":")
+    return f"{Path(target).expanduser().resolve()}:{name}" if target.endswith(".py") else spec
+
+
 def _defined_in(value: Any, module: ModuleType) -> bool:
     return (inspect.isfunction(value) or inspect.isclass(value)) and value.__module__ == module.__name__
 

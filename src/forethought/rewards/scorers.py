@@ -29,11 +29,10 @@ import math
 import threading
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any, Literal
 
 from forethought.errors import ConfigError, DataError, RewardError
-from forethought.rewards.loading import describe, load_object
+from forethought.rewards.loading import absolute_spec, describe, load_object
 from forethought.rewards.reward import Reward
 from forethought.tree.tree import Kind, TokenTree
 
@@ -537,10 +536,7 @@ def load_reward(spec: str, *, decode: Decode | None = None) -> Scorer:
         ConfigError: no such file or name, the file fails to load, or the signature fits no style.
     """
     found = load_object(spec, "reward function")
-    target, _, name = spec.rpartition(":")
-    if target.endswith(".py"):
-        spec = f"{Path(target).expanduser().resolve()}:{name}"  # a child process may start in another folder
-    return adapt(found, decode=decode, spec=spec)
+    return adapt(found, decode=decode, spec=absolute_spec(spec))
 
 
 class Combined:
