@@ -14,6 +14,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from torch import nn
 
 from forethought.errors import DataError
 from forethought.learn.distributed import Distributed
@@ -31,7 +32,8 @@ class Targets:
     logp: log-probs under the policy now (with gradient). entropy: of its distribution there (with gradient), if asked.
     behaviour: the sampler's log-probs (NaN where not sampled). advantage; coef: global reduction coefficients;
     share: each token's share of all trained tokens (sums to 1 over the global batch), for metrics; sequence.
-    columns: further token columns by name.
+    columns: further token columns by name. hidden: [M, D] final hidden states that the log-probs were read from (with
+    gradient), for further heads.
     """
 
     logp: torch.Tensor
@@ -42,6 +44,7 @@ class Targets:
     share: torch.Tensor
     sequence: torch.Tensor
     columns: dict[str, torch.Tensor]
+    hidden: torch.Tensor
 
 
 Loss = Callable[[Targets], LossOut]
@@ -58,6 +61,9 @@ class Learner:
         micro_tokens: packed tokens per forward; None packs everything into one.
         dropout: train with the model's dropout; off by default, because a ratio compares two passes of one function.
         distributed: process group; by default what the environment says.
+        model: what is optimised; by default the policy's model.
+
+    `saves`: what else belongs into the model's folder is written by these functions of the folder (a critic).
     """
 
     def __init__(
@@ -70,10 +76,14 @@ class Learner:
         micro_tokens: int | None = 4096,
         dropout: bool = False,
         distributed: Distributed | None = None,
+        model: nn.Module | None = None,
     ):
         self.policy = policy
         self.dropout = dropout
-        self.optimizer = Optimizer(policy.model, config, total_steps=total_steps, compute=compute)
+        self.saves: list[Callable[[Path], None]] = []
+        self.optimizer = Optimizer(
+            policy.model if model is None else model, config, total_steps=total_steps, compute=compute
+        )
         self.micro_tokens = micro_tokens
         self.distributed = distributed or Distributed()
         if self.distributed.world > 1:  # fresh adapters are drawn by each process for itself
@@ -99,11 +109,13 @@ class Learner:
         columns: Iterable[str] = (),
         temperature: float = 1.0,
         entropy: bool = False,
+        others: Mapping[str, Optimizer] | None = None,
     ) -> dict[str, float]:
         """One optimiser step on these trees (this process's share of the global batch).
 
         `weights`: per tree, token weights [T] in place of `tree.weight`. `max_length`: see
-        `losses.reduction_coefficients`.
+        `losses.reduction_coefficients`. `others`: optimisers, by name, of further modules that the loss reads; they
+        step together with the policy's or not at all, and report "<name>/grad_norm" and "<name>/lr".
 
         Metrics are those of the global batch: what the loss reports is summed over micro-batches and processes (it is
         coefficient-weighted already), and so are the token counts; of names ending in "/max" it is the maximum.
@@ -113,6 +125,7 @@ class Learner:
             raises. In all cases on every process, with no weight changed and no gradient left behind.
         """
         began = time.perf_counter()
+        others = others or {}
         with self.distributed.together():
             batches = self.pack(trees, columns, weights)
             weight = torch.cat([b.weight for b in batches]) if batches else torch.zeros(0)
@@ -134,14 +147,25 @@ class Learner:
                     out = self._backward(batch, loss, coefficients[here], shares[here], temperature, entropy)
                     _add(metrics, {"loss": float(out.loss.detach()), **out.metrics})
         except BaseException:
-            self.optimizer.zero_grad()
+            for optimizer in (self.optimizer, *others.values()):
+                optimizer.zero_grad()
             raise
         counts = {"tokens/trained": len(weight), "tokens/packed": sum(b.n_tokens for b in batches)}
         mine, metrics = metrics | counts, {}
         for row in self.distributed.gather(mine):
             _add(metrics, row)
-        self.distributed.sum_gradients(self.optimizer.masters)
-        metrics |= self.optimizer.step()
+        for optimizer in (self.optimizer, *others.values()):
+            self.distributed.sum_gradients(optimizer.masters)
+        try:
+            for optimizer in others.values():
+                optimizer.norm()
+            metrics |= self.optimizer.step()
+        except FloatingPointError:
+            for optimizer in (self.optimizer, *others.values()):
+                optimizer.zero_grad()
+            raise
+        for name, optimizer in others.items():
+            metrics |= {f"{name}/{k}": v for k, v in optimizer.step().items()}
         self.tokens_trained += int(metrics["tokens/trained"])
         metrics["time/pack"] = packed - began
         metrics["time/update"] = time.perf_counter() - packed
@@ -157,7 +181,7 @@ class Learner:
         entropy: bool,
     ) -> LossOut:
         """Forward and backward of one micro-batch; its gradients are added to what is there."""
-        logp, spread = self.policy.logprobs(batch, temperature=temperature, entropy=entropy)
+        logp, spread, hidden = self.forward(batch, temperature, entropy)
         out = loss(
             Targets(
                 logp=logp,
@@ -168,6 +192,7 @@ class Learner:
                 share=shares,
                 sequence=batch.sequence,
                 columns=batch.columns,
+                hidden=hidden,
             )
         )
         if not torch.isfinite(out.loss):
@@ -175,12 +200,21 @@ class Learner:
         out.loss.backward()
         return out
 
+    def forward(
+        self, batch: Batch, temperature: float, entropy: bool
+    ) -> tuple[torch.Tensor, torch.Tensor | None, torch.Tensor]:
+        """Log-probs [M], entropies [M] if asked, and the hidden states [M, D] of both."""
+        hidden = self.policy.hidden(batch).index_select(0, batch.predecessors)
+        return *self.policy.head_logprobs(hidden, batch.targets, temperature=temperature, entropy=entropy), hidden
+
     # -- checkpoints --
     def save_model(self, folder: Path | str) -> None:
         """An HF folder with the fp32 master weights."""
         from forethought.models.load import save_pretrained
 
         save_pretrained(self.policy.model, self.policy.tokenizer, folder, state=self.optimizer.master_state())
+        for save in self.saves:
+            save(Path(folder))
 
     def state_dict(self) -> dict[str, Any]:
         return {"optimizer": self.optimizer.state_dict(), "tokens_trained": self.tokens_trained}

@@ -5,10 +5,11 @@ global batch (all micro-batches, all processes) before the first backward, so mi
 no mean of means. A token with coefficient 0 takes no part at all; whatever stands there (NaN, infinity) reaches neither
 the loss nor a gradient. Something non-finite where the coefficient is not 0 is an error that names the token.
 
-Sources: clipped policy loss: Schulman et al., arXiv 1707.06347; GRPO: Shao et al., arXiv 2402.03300; asymmetric clip
-(clip-higher) and the token mean: Yu et al. (DAPO), arXiv 2503.14476; constant normaliser: Liu et al. (Dr. GRPO),
-arXiv 2503.20783; sequence ratio: Zheng et al. (GSPO), arXiv 2507.18071; dual clip: Ye et al., arXiv 1912.09729; KL
-estimators: J. Schulman, "Approximating KL Divergence" (2020); preference loss: Rafailov et al. (DPO), arXiv 2305.18290.
+Sources: clipped policy loss: Schulman et al., arXiv 1707.06347; clipped value loss: OpenAI baselines, ppo2; GRPO: Shao
+et al., arXiv 2402.03300; asymmetric clip (clip-higher) and the token mean: Yu et al. (DAPO), arXiv 2503.14476; constant
+normaliser: Liu et al. (Dr. GRPO), arXiv 2503.20783; sequence ratio: Zheng et al. (GSPO), arXiv 2507.18071; dual clip:
+Ye et al., arXiv 1912.09729; KL estimators: J. Schulman, "Approximating KL Divergence" (2020); preference loss: Rafailov
+et al. (DPO), arXiv 2305.18290.
 
 Departures: the token mean of GRPO implementations is a mean within a micro-batch; here it is the mean over the global
 batch. Log-ratios are cut to [-20, 20] before exp, so that a clipped or unused extreme cannot overflow.
@@ -199,6 +200,45 @@ def reinforce_loss(logp: torch.Tensor, advantage: torch.Tensor, coef: torch.Tens
     """
     logp, advantage = _active(coef, logp=logp, advantage=advantage)
     return LossOut(-(coef * advantage * logp).sum())
+
+
+# -- values --
+def value_loss(
+    values: torch.Tensor,
+    old_values: torch.Tensor,
+    returns: torch.Tensor,
+    coef: torch.Tensor,
+    *,
+    clip: float | None = 0.2,
+    metric_coef: torch.Tensor | None = None,
+) -> LossOut:
+    """Clipped value loss of PPO: sum of coef * 0.5 * max((V - R)^2, (V_clip - R)^2).
+
+    V_clip = V_old + clamp(V - V_old, -clip, clip); without a clip it is half the squared error.
+
+    Args:
+        values, old_values, returns, coef: [M]; old_values are those that the returns were made with.
+        metric_coef: as in `policy_loss`.
+
+    Returns:
+        loss, and metrics value/clip_ratio (share of tokens whose clipped error is the larger one, so that they have no
+        gradient) and value/error (mean squared error).
+
+    Raises:
+        ConfigError: clip not positive. DataError: something non-finite where coef is not 0.
+    """
+    if clip is not None and not clip > 0:
+        raise ConfigError(f"value clip={clip}: give a positive number or None")
+    values, old_values, returns = _active(coef, values=values, old_values=old_values, returns=returns)
+    plain = (values - returns).square()
+    error = plain
+    if clip is not None:
+        held = (old_values + (values - old_values).clamp(-clip, clip) - returns).square()
+        error = torch.maximum(plain, held)
+    with torch.no_grad():
+        share = coef if metric_coef is None else metric_coef
+        sums = torch.stack([(share * (error > plain)).sum(), (share * plain).sum()]).tolist()
+    return LossOut(0.5 * (coef * error).sum(), dict(zip(("value/clip_ratio", "value/error"), sums, strict=True)))
 
 
 # -- regularisers --

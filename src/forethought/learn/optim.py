@@ -133,10 +133,11 @@ class Optimizer:
         return self.config.lr * self.config.factor(self.step_index, self.total_steps)
 
     @torch.no_grad()
-    def step(self) -> dict[str, float]:
-        """One AdamW step on the accumulated gradients; clears them. Returns grad_norm (before clipping) and lr.
+    def norm(self) -> float:
+        """Norm of the accumulated gradients.
 
-        A non-finite gradient norm raises before any weight is touched.
+        Raises:
+            FloatingPointError: it is not finite; the gradients were cleared.
         """
         norm = float(torch.nn.utils.get_total_norm([m.grad for m in self.masters if m.grad is not None]))
         if not math.isfinite(norm):
@@ -144,6 +145,15 @@ class Optimizer:
             raise FloatingPointError(
                 f"the gradient norm is {norm} at optimiser step {self.step_index}; the weights were left as they were"
             )
+        return norm
+
+    @torch.no_grad()
+    def step(self) -> dict[str, float]:
+        """One AdamW step on the accumulated gradients; clears them. Returns grad_norm (before clipping) and lr.
+
+        A non-finite gradient norm raises before any weight is touched.
+        """
+        norm = self.norm()
         if self.config.grad_clip and norm > self.config.grad_clip:
             torch.nn.utils.clip_grads_with_norm_(self.masters, self.config.grad_clip, torch.tensor(norm))
         lr = self.lr

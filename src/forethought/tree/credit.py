@@ -104,7 +104,7 @@ def batch_whitened(
     w = np.where(kept, np.ones(len(x)) if weight is None else np.asarray(weight, np.float64), 0.0)
     out = np.zeros(len(x))
     total = w.sum()
-    if total <= 0:
+    if total <= 0 or is_zero_variance(x[w > 0]):  # else the mean's rounding error would be divided by sqrt(eps)
         return out
     mean = (w[kept] * x[kept]).sum() / total
     variance = (w[kept] * (x[kept] - mean) ** 2).sum() / (total - 1) if total > 1 else 0.0
@@ -291,6 +291,24 @@ def whiten(trees: Sequence[TokenTree], *, eps: float = 1e-8) -> None:
         tree.advantage[at] = part
 
 
+def path_rewards(tree: TokenTree, leaf: int, *, from_node: int | None = None) -> np.ndarray:
+    """Rewards [P] of the policy tokens on the path to `leaf`: a node's reward belongs to the last policy token until then.
+
+    Raises:
+        DataError: a reward before the first policy token; `from_node` is not on the path.
+    """
+    rewards = np.zeros(len(policy_tokens(tree, leaf, from_node)))
+    end = 0  # policy tokens until here
+    for node in _below(tree, leaf, from_node):
+        end += int(tree.length[node]) if tree.sampled[node] else 0
+        reward = _reward(tree, node)
+        if reward and len(rewards):  # without a policy token (an empty answer) there is nothing to credit
+            if not end:
+                raise DataError(f"task {tree.task!r}: node {node} has a reward, but no policy token precedes it")
+            rewards[end - 1] += reward
+    return rewards
+
+
 def gae(
     tree: TokenTree,
     leaf: int,
@@ -315,15 +333,7 @@ def gae(
         DataError: a value is missing; truncated, but `tree.value[leaf]` is NaN; a reward before the first policy token.
     """
     where = policy_tokens(tree, leaf, from_node)
-    rewards = np.zeros(len(where))
-    end = 0  # policy tokens until here
-    for node in _below(tree, leaf, from_node):
-        end += int(tree.length[node]) if tree.sampled[node] else 0
-        reward = _reward(tree, node)
-        if reward and len(where):  # without a policy token (an empty answer) there is nothing to credit
-            if not end:
-                raise DataError(f"task {tree.task!r}: node {node} has a reward, but no policy token precedes it")
-            rewards[end - 1] += reward
+    rewards = path_rewards(tree, leaf, from_node=from_node)
     values = tree.column("value")[where].astype(np.float64)
     missing = int(np.isnan(values).sum())
     if missing:
