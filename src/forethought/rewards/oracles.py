@@ -21,7 +21,19 @@ from typing import Any, Protocol, runtime_checkable
 
 from forethought.config import derive_seed
 from forethought.errors import ConfigError, RewardError
+from forethought.models.chat import ChatRenderer
+from forethought.models.engine import Engine
 from forethought.rewards.isolate import Worker, WorkerDied, WorkerHung
+from forethought.rewards.judge import (
+    GUARD,
+    ChatJudge,
+    Messages,
+    Reply,
+    Unreadable,
+    fence,
+    letter_probability,
+    prompt_text,
+)
 from forethought.rewards.loading import absolute_spec, describe, load_object
 from forethought.rewards.runner import START_LIMIT, RewardRunner
 from forethought.rewards.scorers import Combined, Item, Outcome, adapt, load_reward, parameters_of
@@ -34,6 +46,7 @@ Comparison = tuple[Task, str, str]
 """(task, first answer, second answer)."""
 TOLERANCE = 1e-6
 """A violation of antisymmetry up to this is rounding."""
+_SCORED_TOGETHER = 8  # comparisons in one forward of a local model
 
 
 @runtime_checkable
@@ -416,6 +429,132 @@ class BradleyTerry:
         """End the child processes of a reward that this oracle started."""
         if self.runner is not None:
             self.runner.close()
+
+
+# -- language models ---------------------------------------------------------------------------------------------------
+
+_WHICH = (
+    "You compare two answers to one question and say which is better: the one that is right and answers what was asked; "
+    "among right ones the more helpful and clearer one. The order in which they stand, their length and their "
+    "formatting do not count."
+)
+
+
+def comparison_request(item: Comparison, criteria: str, letters: tuple[str, str], limit: int) -> Messages:
+    """The question and the two answers, fenced, and what to reply with."""
+    task, a, b = item
+    one, two = letters
+    system = f"{criteria.strip()}\n\n{GUARD}\n\nReply with one letter, {one} or {two}, and nothing else."
+    shown = [fence(prompt_text(task), "question", limit=limit)]
+    shown += [fence(a, f"answer {one}", limit=limit), fence(b, f"answer {two}", limit=limit)]
+    shown.append(f"Which answer is better, {one} or {two}?")
+    return [{"role": "system", "content": system}, {"role": "user", "content": "\n\n".join(shown)}]
+
+
+class JudgeOracle:
+    """A chat model as an oracle, over an OpenAI-compatible endpoint.
+
+    It is shown the question and the two answers and chooses a letter. P is read off the log-probs of that letter where
+    the server gives them (`ChatJudge(logprobs=True)`), else it is the share of `samples` replies that chose the first.
+    Both orders are asked and averaged, unless told otherwise; `violation` holds the bias to a position that this took
+    away. One comparison is one query; the judge counts its calls.
+
+    Args:
+        judge: who is asked; replies of one letter need few `max_tokens`, a judge that thinks needs more.
+        criteria: what makes an answer better. letters: names of the two answers.
+        samples: replies to each question; several need a judge with a temperature.
+        limit: characters shown of a text.
+
+    Raises:
+        ConfigError: samples below 1, or several at temperature 0.
+    """
+
+    def __init__(
+        self,
+        judge: ChatJudge,
+        *,
+        criteria: str = _WHICH,
+        letters: tuple[str, str] = ("A", "B"),
+        samples: int = 1,
+        both_orders: bool = True,
+        limit: int = 20_000,
+    ):
+        if samples < 1:
+            raise ConfigError(f"samples={samples}: give at least 1")
+        if samples > 1 and judge.sampling.temperature == 0:
+            raise ConfigError(f"samples={samples} at temperature 0 would all be the same; give the judge a temperature")
+        self.judge, self.criteria, self.letters, self.samples = judge, criteria, letters, samples
+        self.both_orders, self.limit = both_orders, limit
+        self.violation = Violation()
+        self.queries = 0
+
+    def compare(self, items: Sequence[Comparison]) -> list[float | RewardError]:
+        self.queries += len(items)
+        return _both_ways(self._one_way, items, self.violation) if self.both_orders else self._one_way(items)
+
+    def _one_way(self, items: Sequence[Comparison]) -> list[float | RewardError]:
+        requests = [comparison_request(item, self.criteria, self.letters, self.limit) for item in items]
+        return self.judge.ask(requests, self._read, n=self.samples)
+
+    def _read(self, replies: list[Reply]) -> float:
+        """Mean over the replies that can be read."""
+        found, problem = [], Unreadable("no reply")
+        for reply in replies:
+            try:
+                found.append(letter_probability(reply, self.letters))
+            except Unreadable as err:
+                problem = err
+        if not found:
+            raise problem
+        return sum(found) / len(found)
+
+
+class ModelOracle:
+    """A local language model as an oracle: P is the softmax over its log-probs of the two letters as the next token.
+
+    A pairwise preference model (one that was trained to name the better of two answers) is such a model. A causal
+    model has a bias to a position, so both orders are averaged unless told otherwise.
+
+    Args:
+        engine: one that scores (`TorchEngine`). renderer: of its model.
+        request: (comparison, letters) -> messages or text that end where the letter is due; by default the question of
+            `JudgeOracle`. letters: each must begin another token.
+
+    Raises:
+        ConfigError: the letters begin with the same token.
+    """
+
+    def __init__(
+        self,
+        engine: Engine,
+        renderer: ChatRenderer,
+        *,
+        request: Callable[[Comparison, tuple[str, str]], str | Messages] | None = None,
+        letters: tuple[str, str] = ("A", "B"),
+        both_orders: bool = True,
+    ):
+        self.engine, self.renderer, self.letters, self.both_orders = engine, renderer, letters, both_orders
+        self.request = request or (lambda item, names: comparison_request(item, _WHICH, names, 20_000))
+        self.ids = [renderer.encode(letter)[0] for letter in letters]
+        if self.ids[0] == self.ids[1]:
+            raise ConfigError(f"letters={letters}: both begin with token {self.ids[0]} of this model; choose others")
+        self.violation = Violation()
+        self.queries = 0
+
+    def compare(self, items: Sequence[Comparison]) -> list[float | RewardError]:
+        self.queries += len(items)
+        return _both_ways(self._one_way, items, self.violation) if self.both_orders else self._one_way(items)
+
+    def _one_way(self, items: Sequence[Comparison]) -> list[float | RewardError]:
+        out: list[float | RewardError] = []
+        for begin in range(0, len(items), _SCORED_TOGETHER):
+            leaves = []
+            for item in items[begin : begin + _SCORED_TOGETHER]:
+                tree, place = self.renderer.start(self.request(item, self.letters))
+                leaves += [(tree, tree.add(place, [letter], kind=Kind.ASSISTANT)) for letter in self.ids]
+            scores = [float(row[-1]) for row in self.engine.score(leaves)]
+            out += [_sigmoid(a - b) for a, b in zip(scores[0::2], scores[1::2], strict=True)]
+        return out
 
 
 def _takes_items(judge: Any) -> bool:
