@@ -119,6 +119,7 @@ def test_a_failed_comparison_drops_the_prompt_and_is_counted():
     ask, counts = Asked(lambda i, j: RewardError("no answer") if (i, j) == (2, 3) else 0.9), PairCounts()
     assert tournament_pair(TEXTS, ask, counts=counts) is None
     assert dict(counts.dropped) == {"prompt/not judged": 1} and ask.queries == 4
+    assert counts.failure == "no answer"
 
 
 def test_sign_only_tournament_on_a_cycle_favours_nobody():
@@ -397,6 +398,9 @@ def test_an_empty_result_says_which_filter_removed_what():
         "1 prompts without a wrong sample, 3 prompts without a right sample. Most were removed as: "
         "prompts without a right sample"
     )
+    counts.failure = "HTTP 500"
+    with pytest.raises(DataError, match="the first failure: HTTP 500"):
+        counts.require()
     counts.pairs = 1
     counts.require()
     assert counts.metrics()["pairs/dropped/prompt_all_wrong"] == 3

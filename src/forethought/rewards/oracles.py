@@ -98,7 +98,7 @@ def ask_oracle(oracle: Oracle, items: Sequence[Comparison]) -> list[float | Rewa
     """`oracle.compare`, with the answers checked: a value that is no probability becomes the error of its item.
 
     Raises:
-        RewardError: another number of answers than items; or every single comparison failed (the first is named).
+        RewardError: another number of answers than items.
     """
     given = list(oracle.compare(items))
     name = type(oracle).__name__
@@ -112,8 +112,6 @@ def ask_oracle(oracle: Oracle, items: Sequence[Comparison]) -> list[float | Rewa
             out.append(value if isinstance(value, RewardError) else probability(value, f"oracle {name}", item))
         except RewardError as err:
             out.append(err)
-    if out and all(isinstance(value, RewardError) for value in out):
-        raise RewardError(f"all {len(out)} comparisons failed; the first: {out[0]}")
     return out
 
 
@@ -347,6 +345,22 @@ def _serve(connection, spec: str) -> None:
                 connection.send(value)
             except (TypeError, AttributeError, ValueError) as err:  # not picklable
                 connection.send(_Raised(f"gave {value!r:.80}, which cannot leave its process ({describe(err)})"))
+
+
+def load_oracle(spec: str, *, timeout: float | None = 60.0) -> Oracle:
+    """What `file.py:NAME` names as an oracle: an object with `compare(items)` as it is, or a function f(task, a, b).
+
+    Raises:
+        ConfigError: neither of these, or see `FunctionOracle`.
+    """
+    found = load_object(spec, "oracle")
+    if hasattr(found, "compare"):
+        if isinstance(found, type):
+            raise ConfigError(f"oracle {spec!r}: this is a class; name an instance of it")
+        if not hasattr(found, "queries"):
+            raise ConfigError(f"oracle {spec!r}: it needs a count `queries` beside `compare(items)`")
+        return found
+    return FunctionOracle(spec, timeout=timeout)
 
 
 # -- any reward --------------------------------------------------------------------------------------------------------

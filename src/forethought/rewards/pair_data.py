@@ -69,13 +69,17 @@ class Pair:
 
 @dataclass
 class PairCounts:
-    """What was looked at, what came of it, and what was left out, by the names in `REASONS`."""
+    """What was looked at, what came of it, and what was left out, by the names in `REASONS`.
+
+    failure: the first comparison that failed, in words.
+    """
 
     prompts: int = 0
     samples: int = 0
     queries: int = 0
     pairs: int = 0
     dropped: Counter[str] = field(default_factory=Counter)
+    failure: str = ""
 
     def drop(self, name: str, count: int = 1) -> None:
         if count:
@@ -87,6 +91,7 @@ class PairCounts:
         self.queries += other.queries
         self.pairs += other.pairs
         self.dropped.update(other.dropped)
+        self.failure = self.failure or other.failure
 
     def metrics(self) -> dict[str, float]:
         """Flat numbers: pairs/made, pairs/queries, and the dropped ones as pairs/dropped/sample_truncated ..."""
@@ -102,12 +107,13 @@ class PairCounts:
             "queries": self.queries,
             "pairs": self.pairs,
             "dropped": {name: self.dropped[name] for name in REASONS if self.dropped[name]},
+            **({"failure": self.failure} if self.failure else {}),
         }
 
     @classmethod
     def from_json(cls, value: Mapping[str, Any]) -> PairCounts:
         numbers = {name: value[name] for name in ("prompts", "samples", "queries", "pairs")}
-        return cls(**numbers, dropped=Counter(value["dropped"]))
+        return cls(**numbers, dropped=Counter(value["dropped"]), failure=value.get("failure", ""))
 
     def __str__(self) -> str:
         """One sentence with every count.
@@ -120,7 +126,8 @@ class PairCounts:
         if self.queries:
             text += f", {self.queries} comparisons"
         left = [f"{self.dropped[name]} {words}" for name, words in REASONS.items() if self.dropped[name]]
-        return text + (f"; left out: {', '.join(left)}" if left else "")
+        text += f"; left out: {', '.join(left)}" if left else ""
+        return text + (f"; the first failure: {self.failure}" if self.failure else "")
 
     def require(self, what: str = "pairs") -> None:
         """Raises: DataError where no pair is left; it names every filter with what it removed."""

@@ -294,6 +294,7 @@ def _answers(samples: list[Sample], ask: Ask, matches: list[tuple[int, int]], co
     counts.queries += len(open_)
     if len(given) != len(open_):
         raise RewardError(f"the oracle gave {len(given)} answers to {len(open_)} comparisons; give one each")
+    counts.failure = counts.failure or next((str(p) for p in given if isinstance(p, RewardError)), "")
     known = dict(zip(open_, given, strict=True))
     return [known.get(match, 0.5) for match in matches]
 
@@ -321,8 +322,8 @@ def oracle_pairs(
     Returns: per group its pairs and its counts.
 
     Raises:
-        ConfigError: fewer than 2 samples, no power of two in a tournament. RewardError: every comparison of a round
-        failed (the first is named), or the oracle gave another number of answers.
+        ConfigError: fewer than 2 samples, no power of two in a tournament. RewardError: every single comparison failed
+        (the first is named), or the oracle gave another number of answers.
     """
     if mode not in MODES:
         raise ConfigError(f"mode={mode!r}: one of {', '.join(MODES)}")
@@ -350,6 +351,7 @@ def oracle_pairs(
             plans[g] = _by_scores(scores, task, samples, use, counts)
     waiting: dict[int, list[tuple[int, int]]] = {}
     answers: dict[int, list[float | RewardError]] = {}
+    failed = 0
     while plans:
         for g, plan in list(plans.items()):
             try:
@@ -360,6 +362,11 @@ def oracle_pairs(
                 del plans[g]
                 waiting.pop(g, None)
         answers = _one_round(oracle, groups, every, waiting, all_counts)
+        failed += sum(isinstance(p, RewardError) for given in answers.values() for p in given)
+    asked = sum(counts.queries for counts in all_counts)
+    if asked and failed == asked:
+        first = next(counts.failure for counts in all_counts if counts.failure)
+        raise RewardError(f"all {asked} comparisons failed; the first: {first}")
     return list(zip(found, all_counts, strict=True))
 
 
