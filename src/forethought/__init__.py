@@ -43,11 +43,15 @@ if TYPE_CHECKING:
     from forethought.learn.online import OnlineConfig as OnlineConfig
     from forethought.learn.online import OnlineTrainer as OnlineTrainer
     from forethought.learn.optim import OptimConfig as OptimConfig
+    from forethought.learn.ppo import PartConfig as PartConfig
+    from forethought.learn.ppo import PPOConfig as PPOConfig
+    from forethought.learn.ppo import PPOTrainer as PPOTrainer
     from forethought.learn.session import fit as fit
     from forethought.models.chat import ChatRenderer as ChatRenderer
     from forethought.models.chat import preference_tree as preference_tree
     from forethought.models.chat import sft_tree as sft_tree
     from forethought.models.chat import sft_trees as sft_trees
+    from forethought.models.critic import Critic as Critic
     from forethought.models.engine import Engine as Engine
     from forethought.models.engine import Sampling as Sampling
     from forethought.models.load import LoRA as LoRA
@@ -91,6 +95,7 @@ _NAMES: dict[str, str] = {
     "tree.store": "TreeStore",
     # models
     "models.policy": "Policy",
+    "models.critic": "Critic",
     "models.engine": "Engine Sampling",
     "models.torch_engine": "TorchEngine",
     "models.openai_engine": "OpenAIEngine",
@@ -112,6 +117,7 @@ _NAMES: dict[str, str] = {
     "learn.optim": "OptimConfig",
     "learn.online": "OnlineConfig OnlineTrainer",
     "learn.offline": "SFTConfig SFTTrainer",
+    "learn.ppo": "PPOConfig PPOTrainer PartConfig",
     "learn.session": "fit",
     # evaluation and runs
     "evaluate.suites": "EvalResult evaluate_tasks=evaluate",
@@ -134,6 +140,7 @@ __all__ = [
     "BatchSampler",
     "ChatRenderer",
     "ConfigError",
+    "Critic",
     "DataError",
     "Engine",
     "EngineError",
@@ -152,6 +159,9 @@ __all__ = [
     "OpenAIEngine",
     "OptimConfig",
     "OutcomeReward",
+    "PPOConfig",
+    "PPOTrainer",
+    "PartConfig",
     "Policy",
     "ProblemEnv",
     "Progress",

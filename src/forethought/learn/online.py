@@ -187,40 +187,41 @@ Judge = Callable[[Sequence[Item]], Sequence[Reward | RewardError]]
 """Rewards of a batch of trajectories; a failed one is a RewardError in its place."""
 
 
+def policy_terms(t: Targets, config: RolloutConfig, *, kl_coef: float) -> LossOut:
+    """The loss at the head of this module, with this weight of the KL."""
+    metrics: dict[str, float] = {}
+    total = t.logp.sum() * 0.0
+    if config.policy_coef:
+        old = t.behaviour if config.ratio == "behaviour" else t.columns.get("old_logprob", t.logp.detach())
+        out = policy_loss(
+            t.logp,
+            old,
+            t.advantage,
+            t.coef,
+            clip_low=config.clip_low,
+            clip_high=config.clip_high,
+            metric_coef=t.share,
+        )
+        total = total + config.policy_coef * out.loss
+        metrics |= out.metrics | {"loss/policy": float(out.loss.detach())}
+    if kl_coef:
+        reference = t.columns["ref_logprob"]
+        total = total + kl_coef * kl_loss(t.logp, reference, t.coef, estimator=config.kl_estimator).loss
+        metrics |= kl_loss(t.logp.detach(), reference, t.share, estimator=config.kl_estimator).metrics
+    if t.entropy is not None:
+        if config.entropy_coef:
+            total = total + config.entropy_coef * entropy_bonus(t.entropy, t.coef).loss
+        metrics |= entropy_bonus(t.entropy.detach(), t.share).metrics
+    sampled = torch.isfinite(t.behaviour)
+    gap = (t.logp.detach() - t.behaviour)[sampled].abs()
+    metrics["logprob_gap/max"] = float(gap.max()) if len(gap) else 0.0
+    metrics["logprob_gap/mean"] = float((gap * t.share[sampled]).sum())
+    return LossOut(total, metrics)
+
+
 def grpo_loss(config: OnlineConfig) -> Loss:
-    """The loss at the head of this module as a function of `Targets`."""
-
-    def loss(t: Targets) -> LossOut:
-        metrics: dict[str, float] = {}
-        total = t.logp.sum() * 0.0
-        if config.policy_coef:
-            old = t.behaviour if config.ratio == "behaviour" else t.columns.get("old_logprob", t.logp.detach())
-            out = policy_loss(
-                t.logp,
-                old,
-                t.advantage,
-                t.coef,
-                clip_low=config.clip_low,
-                clip_high=config.clip_high,
-                metric_coef=t.share,
-            )
-            total = total + config.policy_coef * out.loss
-            metrics |= out.metrics | {"loss/policy": float(out.loss.detach())}
-        if config.kl_coef:
-            reference = t.columns["ref_logprob"]
-            total = total + config.kl_coef * kl_loss(t.logp, reference, t.coef, estimator=config.kl_estimator).loss
-            metrics |= kl_loss(t.logp.detach(), reference, t.share, estimator=config.kl_estimator).metrics
-        if t.entropy is not None:
-            if config.entropy_coef:
-                total = total + config.entropy_coef * entropy_bonus(t.entropy, t.coef).loss
-            metrics |= entropy_bonus(t.entropy.detach(), t.share).metrics
-        sampled = torch.isfinite(t.behaviour)
-        gap = (t.logp.detach() - t.behaviour)[sampled].abs()
-        metrics["logprob_gap/max"] = float(gap.max()) if len(gap) else 0.0
-        metrics["logprob_gap/mean"] = float((gap * t.share[sampled]).sum())
-        return LossOut(total, metrics)
-
-    return loss
+    """`policy_terms` as a function of `Targets` alone."""
+    return lambda t: policy_terms(t, config, kl_coef=config.kl_coef)
 
 
 class RolloutTrainer:
@@ -234,7 +235,7 @@ class RolloutTrainer:
         tasks: dicts with "id" and whatever `encode` and `judge` read.
         encode: task -> prompt ids.
         judge: see `Judge`; `rewards.adapters.RewardRunner` makes one of any reward function.
-        config: see `OnlineConfig`.
+        config: see `RolloutConfig` and the method's own.
         compute: dtype of forward and backward; masters are fp32.
         reference: policy of the KL term; by default a frozen copy of the initial weights, made only if kl_coef > 0.
         on_groups: called with (step, groups) after credit was assigned, before the update; what it returns joins the
@@ -248,7 +249,7 @@ class RolloutTrainer:
         tasks: Sequence[Task],
         encode: Callable[[Task], Sequence[int]],
         judge: Judge,
-        config: OnlineConfig,
+        config: RolloutConfig,
         *,
         compute: torch.dtype = torch.float32,
         reference: Policy | None = None,
@@ -377,7 +378,7 @@ class RolloutTrainer:
         credited = time.perf_counter()
         if trained:
             metrics |= self.update(trained)
-        self.counts["tokens_trained"] = self.learner.tokens_trained
+        self.counts["tokens_trained"] = self.tokens_trained
         metrics |= {
             "time/rollout": sampled - began,
             "time/reward": judged - sampled,
@@ -386,6 +387,11 @@ class RolloutTrainer:
         }
         self.step += 1
         return metrics, groups
+
+    @property
+    def tokens_trained(self) -> int:
+        """Tokens that went forward and backward so far, in all models that are trained."""
+        return self.learner.tokens_trained
 
     def score(self, trees: Sequence[TokenTree], policy: Policy, column: str) -> None:
         """Log-probs of the trained tokens under `policy`, at the temperature of the rollouts, into a token column."""

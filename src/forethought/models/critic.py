@@ -82,7 +82,7 @@ class Critic:
             output = self.trunk.head.weight
             if output is not self.trunk.core.get_input_embeddings().weight:
                 output.requires_grad_(False)  # nobody reads the critic's words
-        width = self.trunk.head.weight.shape[1]
+        width = self.trunk.head.weight.shape[1]  # type: ignore[index]
         self.linear = nn.Linear(int(width), len(self.heads), dtype=torch.float32, device=self.trunk.device)
         nn.init.zeros_(self.linear.weight)
         nn.init.zeros_(self.linear.bias)
