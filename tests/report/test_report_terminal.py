@@ -226,3 +226,55 @@ def test_a_data_file_that_cannot_be_read(tmp_path):
         show(tmp_path / "dat.jsonl")
     with pytest.raises(RunError, match="holds no run"):
         show(tmp_path)
+
+
+# -- preference records ------------------------------------------------------------------------------------------------
+
+
+def write_rows(path, rows):
+    path.write_text("".join(json.dumps(r) + "\n" for r in rows))
+    return path
+
+
+def test_preference_records(tmp_path):
+    first = {"prompt": "2+3=", "chosen": "5", "rejected": "6 or [red]", "p": 0.9, "id": "q1", "chosen_sample": 0}
+    first |= {"chosen_length": 2, "rejected_length": 9, "chosen_reward": 1.0, "chosen_verdict": "right"}
+    first |= {"chosen_why": "literal", "rejected_reward": 0.0, "rejected_verdict": "wrong"}
+    second = {**first, "p": 0.4, "chosen_length": 4, "rejected_length": 3}
+    text = piped(show, write_rows(tmp_path / "pairs.jsonl", [first, second]), trees=1)
+    block = text.split("Preferences\n")[1]
+    assert block == (
+        "2 pairs of 1 prompts\n"
+        "P(chosen wins): mean 0.650, 0.400 to 0.900; 1 pairs below 1/2 (drawn labels)\n"
+        "mean length: chosen 3, rejected 6 tokens; the chosen one is longer in 50.0%\n"
+        "\n"
+        "Record 1\n"
+        "P(chosen wins) 0.900\n"
+        "prompt: 2+3=\n"
+        "chosen (2 tokens, reward 1, right, literal):\n"
+        "  5\n"
+        "rejected (9 tokens, reward 0, wrong):\n"
+        "  6 or [red]\n"
+        "id q1 · chosen_sample 0\n"
+    )
+    assert "6 or [red]" in on_terminal(show, tmp_path / "pairs.jsonl", width=60)
+
+
+def test_preference_records_of_conversations_and_faults(tmp_path):
+    ask = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "hi"}]
+    said = [[{"role": "assistant", "content": t}] for t in ("hello", "go away", "")]
+    rows_ = [
+        {"chosen": [*ask, *said[0]], "rejected": [*ask, *said[1]]},  # TRL's implicit prompt
+        {"prompt": ask, "chosen": said[0], "rejected": said[0]},
+        {"prompt": ask, "chosen": said[0], "rejected": said[2]},
+        {"chosen": [*ask[1:], *said[0]], "rejected": [{"role": "user", "content": "bye"}, *said[1]]},
+    ]
+    text = piped(show, write_rows(tmp_path / "p.jsonl", rows_), trees=1)
+    assert "4 pairs of 2 prompts" in text and "P(chosen" not in text
+    assert "! 1 of 4 pairs have two equal answers: they cannot be trained on" in text
+    assert "! 1 of 4 pairs have an empty answer" in text
+    assert "! 1 of 4 pairs have no prompt that both answers share" in text
+    assert "prompt: system: Be brief.\nuser: hi\nchosen:\n  hello\nrejected:\n  go away\n" in text
+    assert (
+        "mean length: chosen 5.50, rejected 5.50 characters" in text or "characters; the chosen one is longer" in text
+    )

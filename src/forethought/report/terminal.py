@@ -26,6 +26,7 @@ from forethought.report.reading import Run, pair_metrics, read_run
 from forethought.report.text import (
     NOTHING,
     is_fraction,
+    number,
     pretty,
     show_count,
     show_number,
@@ -338,11 +339,117 @@ def _show_data(out: _Printer, path: Path, records: int) -> None:
         kinds = sorted({_kind(v) for v in values})
         table.row([name, ", ".join(kinds) or "null", f"{len(values):,}", _summary(values)])
     table.print()
+    pairs = [row for row in rows if "chosen" in row and "rejected" in row]
+    if pairs:
+        _show_preferences(out, pairs)
     for place, row in enumerate(rows[: max(0, records)], 1):
         out.title(f"Record {place}")
-        for name, value in row.items():
-            short, hidden = truncate(_plain(value), _CHARS)
-            out.line(f"{name}: {short}" + (f" ({hidden:,} characters not shown)" if hidden else ""))
+        if "chosen" in row and "rejected" in row:
+            _show_pair(out, row)
+        else:
+            for name, value in row.items():
+                out.line(f"{name}: {_short(value)}")
+
+
+def _short(value: Any) -> str:
+    short, hidden = truncate(_plain(value), _CHARS)
+    return short + (f" ({hidden:,} characters not shown)" if hidden else "")
+
+
+# -- preference records ----------------------------------------------------------------------------------------------
+
+_SIDES = ("chosen", "rejected")
+
+
+def _show_preferences(out: _Printer, rows: Sequence[Mapping[str, Any]]) -> None:
+    """What a reader wants to know of preference data before training on it."""
+    out.title("Preferences")
+    prompts = len({json.dumps(_prompt_and_answers(row)[0], sort_keys=True, default=str) for row in rows})
+    out.line(f"{len(rows):,} pairs of {prompts:,} prompts")
+    known = [p for row in rows if (p := number(row.get("p"))) is not None]
+    if known:
+        mean, low, high = sum(known) / len(known), min(known), max(known)
+        doubtful = sum(p < 0.5 for p in known)
+        text = f"P(chosen wins): mean {show_number(mean)}, {show_number(low)} to {show_number(high)}"
+        out.line(text + (f"; {doubtful:,} pairs below 1/2 (drawn labels)" if doubtful else ""))
+    sizes, unit = _lengths(rows)
+    chosen, rejected = (sum(size[side] for size in sizes) / len(sizes) for side in (0, 1))
+    longer = sum(good > bad for good, bad in sizes) / len(sizes)
+    out.line(
+        f"mean length: chosen {show_number(chosen)}, rejected {show_number(rejected)} {unit}; the chosen one is longer in "
+        f"{show_number(longer, percent=True)}"
+    )
+    faults = {
+        "have two equal answers": sum(row["chosen"] == row["rejected"] for row in rows),
+        "have an empty answer": sum(not text for row in rows for text in _texts(row)),
+        "have no prompt that both answers share": sum(not _prompt_and_answers(row)[0] for row in rows),
+    }
+    for what, count in faults.items():
+        if count:
+            out.line(f"! {count:,} of {len(rows):,} pairs {what}: they cannot be trained on", "yellow")
+
+
+def _show_pair(out: _Printer, row: Mapping[str, Any]) -> None:
+    prompt, *answers = _prompt_and_answers(row)
+    used = {"prompt", "p", *_SIDES}
+    if number(row.get("p")) is not None:
+        out.line(f"P(chosen wins) {show_number(row['p'])}")
+    out.line(f"prompt: {_short(_dialogue(prompt))}", "dim")
+    for side, answer in zip(_SIDES, answers, strict=True):
+        facts = []
+        for name, word in (("length", "{} tokens"), ("reward", "reward {}"), ("verdict", "{}"), ("why", "{}")):
+            key = f"{side}_{name}"
+            used.add(key)
+            if row.get(key) is not None:
+                value = row[key]
+                facts.append(word.format(show_number(value) if number(value) is not None else _short(value)))
+        known = f" ({', '.join(facts)})" if facts else ""
+        out.line(f"{side}{known}:", "green" if side == "chosen" else "red")
+        out.line(_short(_dialogue(answer)) or "(empty)", indent=2)
+    rest = [f"{name} {_short(value)}" for name, value in row.items() if name not in used]
+    if rest:
+        out.line(" · ".join(rest), "dim")
+
+
+def _prompt_and_answers(row: Mapping[str, Any]) -> tuple[Any, Any, Any]:
+    """Prompt, chosen, rejected; without a prompt it is the messages that both begin with."""
+    good, bad = row["chosen"], row["rejected"]
+    if "prompt" in row or not (isinstance(good, list) and isinstance(bad, list)):
+        return row.get("prompt"), good, bad
+    shared = next((i for i, (a, b) in enumerate(zip(good, bad, strict=False)) if a != b), min(len(good), len(bad)))
+    return good[:shared], good[shared:], bad[shared:]
+
+
+def _texts(row: Mapping[str, Any]) -> tuple[str, str]:
+    _, good, bad = _prompt_and_answers(row)
+    return _words(good), _words(bad)
+
+
+def _words(answer: Any) -> str:
+    if isinstance(answer, list):
+        return "".join(str(m.get("content") or "") if isinstance(m, Mapping) else str(m) for m in answer)
+    return answer if isinstance(answer, str) else _plain(answer)
+
+
+def _lengths(rows: Sequence[Mapping[str, Any]]) -> tuple[list[tuple[float, float]], str]:
+    """Lengths of both answers and their unit: tokens where every record tells them, else characters."""
+    told = [tuple(number(row.get(f"{side}_length")) for side in _SIDES) for row in rows]
+    known = [(float(good), float(bad)) for good, bad in told if good is not None and bad is not None]
+    if len(known) == len(rows):
+        return known, "tokens"
+    return [(float(len(good)), float(len(bad))) for good, bad in map(_texts, rows)], "characters"
+
+
+def _dialogue(value: Any) -> str:
+    """Messages as lines "role: content", a single assistant turn as its content; text as it is."""
+    if not isinstance(value, list) or not all(isinstance(m, Mapping) and "role" in m for m in value):
+        return "" if value is None else _plain(value)
+    if len(value) == 1 and value[0]["role"] == "assistant":
+        return _plain(value[0].get("content") or "")
+    return "\n".join(f"{m['role']}: {_plain(m.get('content') or '')}" for m in value)
+
+
+# -- columns of a data file ------------------------------------------------------------------------------------------
 
 
 def _kind(value: Any) -> str:

@@ -57,7 +57,8 @@ class Oracle(Protocol):
     that comparison failed, with a RewardError.
     """
 
-    queries: int
+    @property
+    def queries(self) -> int: ...
 
     def compare(self, items: Sequence[Comparison]) -> list[float | RewardError]: ...
 
@@ -447,11 +448,12 @@ class BradleyTerry:
 
 # -- language models ---------------------------------------------------------------------------------------------------
 
-_WHICH = (
+BETTER = (
     "You compare two answers to one question and say which is better: the one that is right and answers what was asked; "
     "among right ones the more helpful and clearer one. The order in which they stand, their length and their "
     "formatting do not count."
 )
+"""What makes an answer better, unless told otherwise."""
 
 
 def comparison_request(item: Comparison, criteria: str, letters: tuple[str, str], limit: int) -> Messages:
@@ -487,7 +489,7 @@ class JudgeOracle:
         self,
         judge: ChatJudge,
         *,
-        criteria: str = _WHICH,
+        criteria: str = BETTER,
         letters: tuple[str, str] = ("A", "B"),
         samples: int = 1,
         both_orders: bool = True,
@@ -548,7 +550,7 @@ class ModelOracle:
         both_orders: bool = True,
     ):
         self.engine, self.renderer, self.letters, self.both_orders = engine, renderer, letters, both_orders
-        self.request = request or (lambda item, names: comparison_request(item, _WHICH, names, 20_000))
+        self.request = request or (lambda item, names: comparison_request(item, BETTER, names, 20_000))
         self.ids = [renderer.encode(letter)[0] for letter in letters]
         if self.ids[0] == self.ids[1]:
             raise ConfigError(f"letters={letters}: both begin with token {self.ids[0]} of this model; choose others")
