@@ -72,8 +72,17 @@ if TYPE_CHECKING:
     from forethought.rewards.adapters import from_trl as from_trl
     from forethought.rewards.adapters import from_verl as from_verl
     from forethought.rewards.adapters import load_reward as load_reward
+    from forethought.rewards.judge import ChatJudge as ChatJudge
+    from forethought.rewards.judge import Grader as Grader
     from forethought.rewards.math_rewards import FormatReward as FormatReward
     from forethought.rewards.math_rewards import OutcomeReward as OutcomeReward
+    from forethought.rewards.oracles import BothOrders as BothOrders
+    from forethought.rewards.oracles import BradleyTerry as BradleyTerry
+    from forethought.rewards.oracles import FunctionOracle as FunctionOracle
+    from forethought.rewards.oracles import JudgeOracle as JudgeOracle
+    from forethought.rewards.oracles import check_oracle as check_oracle
+    from forethought.rewards.pairs import oracle_pairs as oracle_pairs
+    from forethought.rewards.pairs import verified_pairs as verified_pairs
     from forethought.rewards.reward import Reward as Reward
     from forethought.rewards.verify import Verdict as Verdict
     from forethought.rewards.verify import Verifier as Verifier
@@ -111,6 +120,9 @@ _NAMES: dict[str, str] = {
     "rewards.adapters": "RewardRunner from_trl from_verl combine load_reward",
     "rewards.math_rewards": "OutcomeReward FormatReward",
     "rewards.verify": "Verifier Verdict check",
+    "rewards.judge": "ChatJudge Grader",
+    "rewards.oracles": "FunctionOracle BradleyTerry JudgeOracle BothOrders check_oracle",
+    "rewards.pairs": "oracle_pairs verified_pairs",
     # learning
     "learn.losses": "losses",
     "learn.learner": "Learner Targets",
@@ -138,6 +150,9 @@ _WHERE = {
 
 __all__ = [
     "BatchSampler",
+    "BothOrders",
+    "BradleyTerry",
+    "ChatJudge",
     "ChatRenderer",
     "ConfigError",
     "Critic",
@@ -149,6 +164,9 @@ __all__ = [
     "EvalResult",
     "ForethoughtError",
     "FormatReward",
+    "FunctionOracle",
+    "Grader",
+    "JudgeOracle",
     "Kind",
     "Learner",
     "LoRA",
@@ -187,6 +205,7 @@ __all__ = [
     "char_tokenizer",
     "check",
     "check_env",
+    "check_oracle",
     "combine",
     "credit",
     "evaluate_tasks",
@@ -197,6 +216,7 @@ __all__ = [
     "load_reward",
     "load_tasks",
     "losses",
+    "oracle_pairs",
     "pack",
     "paired_bootstrap",
     "pass_at_k",
@@ -206,6 +226,7 @@ __all__ = [
     "sft_tree",
     "sft_trees",
     "tiny_model",
+    "verified_pairs",
     "wilson",
     "word_tokenizer",
     "write_back",

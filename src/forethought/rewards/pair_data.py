@@ -158,7 +158,7 @@ def usable(
     for i, sample in enumerate(as_samples(samples)):
         if sample.failed:
             counts.drop("sample/failed")
-        elif not sample.text and not keep_empty:
+        elif not sample.text.strip() and not keep_empty:
             counts.drop("sample/empty")
         elif sample.truncated and not keep_truncated:
             counts.drop("sample/truncated")
