@@ -93,13 +93,17 @@ def test_no_number(text, said):
         ("A better way is shown in the second one. The winner is: B", "B"),
         ("Answer B is better.", "B"),
         ("Reasons ...\n\nB", "B"),
+        ("**B**, because it says five. A does not.", "B"),
     ],
 )
 def test_read_letter(text, letter):
     assert read_letter(text) == letter
 
 
-@pytest.mark.parametrize("text", ["", "Both are fine", "A or B", "[[A]] no, [[B]]", "C", "An answer"])
+@pytest.mark.parametrize(
+    "text",
+    ["", "Both are fine", "A or B", "[[A]] no, [[B]]", "C", "An answer", "A: five; B: six", "A, B: same", "A. 5\nB. 6"],
+)
 def test_no_letter(text):
     with pytest.raises(Unreadable):
         read_letter(text)

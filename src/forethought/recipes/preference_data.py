@@ -477,6 +477,8 @@ def _finish(job: PairsJob, run: RunDir, files: _Files, work: _Work, say: Say) ->
     notes = [str(counts), *([f"{unjudged} prompts were not judged"] if unjudged else [])]
     notes += [f"oracle: {violation}"] if violation is not None and violation.pairs else []
     run.write_json("results.json", _results(job, files, records, counts, notes))
+    run.truncate_metrics(-1)
+    run.log_metrics({"arm": job.how, "seed": job.seed, **counts.metrics()}, step=0)
     for note in notes:
         say(note)
     if unjudged and not files.judged:

@@ -144,7 +144,8 @@ def read_number(text: str, names: Sequence[str] = ("grade", "score"), low: float
 
 
 def read_letter(text: str, letters: tuple[str, str] = ("A", "B")) -> str:
-    """The letter that a reply chooses: in JSON, in [[ ]], behind "answer:" and the like, or alone on a line.
+    """The letter that a reply chooses: in JSON, in [[ ]], behind "answer:" and the like, alone on a line, or
+    as a line's first word with its reason.
 
     Raises:
         Unreadable: none of these, or the reply chooses both.
@@ -156,6 +157,7 @@ def read_letter(text: str, letters: tuple[str, str] = ("A", "B")) -> str:
         rf"\[\[\s*({either})\s*\]\]",
         rf"(?i:\b{said})\W{{0,3}}(?:(?i:is)\b\W{{0,3}}|:\W{{0,3}})({either})\b",
         rf"^\W*({either})\W*$",
+        rf"^\W*({either})[*\])]*(?:\.|,? (?:because|since|as|for)\b)",
         rf"^\W*(?i:(?:answer|response)\s+)?({either})\s+(?:is (?:the )?(?:better|best|winner)|wins)\b",
     ):
         found = set(re.findall(pattern, text, re.M))
