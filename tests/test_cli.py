@@ -21,6 +21,7 @@ from forethought.recipes import CATALOGUE
 from forethought.recipes.evaluation import EvalJob
 from forethought.recipes.own_grpo import GRPOJob
 from forethought.recipes.own_sft import SFTJob
+from forethought.recipes.train import METHODS
 from forethought.rewards.verify import Extract, Mode
 from tinyjob import grpo, make_job, metrics, write
 
@@ -197,7 +198,7 @@ def test_a_job_without_its_parts(job, capsys):
     assert main(["train", "grpo", "--model", "model", "--data", "data.jsonl"]) == 2
     assert "no reward: give --reward FILE.py:NAME" in capsys.readouterr().err
     assert main(["train", "sft", "--model", "model", "--data", "data.jsonl", "--reward", "rewards.py:share"]) == 2
-    assert "supervised training has no reward" in capsys.readouterr().err
+    assert "sft has no reward; leave it out" in capsys.readouterr().err
 
 
 def test_all_problems_of_a_config_file_at_once(job, capsys):
@@ -396,7 +397,17 @@ def test_list_names_systems_and_the_own_job(capsys):
     assert main(["list"]) == 0
     said = capsys.readouterr().out
     assert all(f"forethought run {entry.slug}" in said and entry.paper in said for entry in CATALOGUE)
-    assert "forethought train sft|grpo" in said
+    assert f"forethought train {'|'.join(METHODS)}" in said and "sft|grpo" in said
+
+
+def test_every_method_of_train_is_a_job_with_its_line_in_the_help(capsys):
+    from forethought.recipes.own_job import Job
+
+    said = help_of("train", capsys)
+    for name, method in METHODS.items():
+        job, function = method.load()
+        assert issubclass(job, Job) and callable(function) and f"{name}: {method.line}" in said
+        assert main(["train", name, "--dry-run"]) == 0 and f"method: {name}" in capsys.readouterr().out
 
 
 def test_run_names_the_nearest_recipe(capsys):

@@ -17,6 +17,7 @@ from forethought.models.load import LoRA
 from forethought.recipes import CATALOGUE, find
 from forethought.recipes.own_grpo import GRPOJob
 from forethought.recipes.own_sft import SFTJob
+from forethought.recipes.train import METHODS
 from tinyjob import make_model, write
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -66,7 +67,7 @@ def test_command_lines_parse(page):
             if args.command == "run":
                 assert find(args.recipe)
             if args.command == "train":
-                check_settings(GRPOJob if args.method == "grpo" else SFTJob, args.settings)
+                check_settings(METHODS[args.method].load()[0], args.settings)
             if getattr(args, "model", None) and "/" not in args.model:
                 assert registry.lookup(args.model), line
         else:

@@ -9,6 +9,7 @@ from pathlib import Path
 
 from forethought import __version__
 from forethought.errors import ConfigError, ForethoughtError
+from forethought.recipes.train import METHODS
 
 _PROMPTS = (
     "A prompt that is text is given to the model as it stands, as in TRL; a list of messages is a conversation and is "
@@ -70,10 +71,11 @@ def _parser() -> argparse.ArgumentParser:
 
     sub = command(
         "train",
-        "train your model on your data: sft (supervised) or grpo (with a reward)",
-        epilog=f"{_PROMPTS} `forethought train grpo --dry-run` prints all settings with their defaults.",
+        f"train your model on your data: {', '.join(METHODS)}",
+        epilog=f"{_PROMPTS} `forethought train METHOD --dry-run` prints all settings with their defaults.",
     )
-    sub.add_argument("method", choices=("sft", "grpo"))
+    methods = "; ".join(f"{name}: {method.line}" for name, method in METHODS.items())
+    sub.add_argument("method", choices=tuple(METHODS), metavar="METHOD", help=methods)
     sub.add_argument("--model", help="registry name, Hugging Face id or local folder")
     sub.add_argument(
         "--data", metavar="FILE", help="JSONL (or parquet): messages | prompt + completion | prompt + columns"
@@ -169,7 +171,9 @@ def _list(args) -> None:
     for entry in CATALOGUE:
         print(f"{entry.slug}\n    {entry.line}\n    paper: {entry.paper}; mini profile: {entry.mini}")
         print(f"    forethought run {entry.slug}\n")
-    print("your own job: forethought train sft|grpo --model MODEL --data FILE.jsonl [--reward FILE.py:NAME]")
+    print(
+        f"your own job: forethought train {'|'.join(METHODS)} --model MODEL --data FILE.jsonl [--reward FILE.py:NAME]"
+    )
 
 
 def _run(args) -> None:

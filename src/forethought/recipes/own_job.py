@@ -81,8 +81,8 @@ def job_of(cls: type[J], args: argparse.Namespace) -> J:
     given = load_yaml(args.config) if args.config else {}
     if isinstance(given.get("reward"), str):
         given["reward"] = [given["reward"]]
-    if args.method == "sft" and args.reward:
-        raise ConfigError("--reward: supervised training has no reward; leave it out, or train with grpo")
+    if args.reward and "reward" not in cls.__dataclass_fields__:
+        raise ConfigError(f"--reward: {args.method} has no reward; leave it out, or train with a method that has one")
     flags = {name: getattr(args, name) for name in _FLAGS if getattr(args, name) is not None}
     if args.lora and not given.get("lora"):
         flags["lora"] = {}

@@ -1,38 +1,68 @@
-"""The user's own job: `forethought train sft|grpo` on a model and a file.
+"""The user's own job: `forethought train METHOD` on a model and a file.
 
-Everything that can be wrong is checked before the model is loaded where that is possible, and before the run folder is
-made where it is not.
+`METHODS` names the methods; a new one is one line there. Everything that can be wrong is checked before the model is
+loaded where that is possible, and before the run folder is made where it is not. This file imports no method, so that
+the command's help stays quick.
 """
 
 from __future__ import annotations
 
 import argparse
+import importlib
 import os
+from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from forethought.config import dump_yaml
 from forethought.errors import ConfigError, RunError
-from forethought.recipes.inputs import Say
-from forethought.recipes.own_grpo import GRPOJob, grpo
-from forethought.recipes.own_job import Place, job_of
-from forethought.recipes.own_sft import SFTJob, sft
 
 
-def train(args: argparse.Namespace, say: Say) -> Path | None:
+@dataclass(frozen=True)
+class Method:
+    """A way to train: where it stands and what it is.
+
+    module: below `forethought.recipes`; job: its settings, a subclass of `own_job.Job`; function: runs
+    `function(job, place, say) -> run folder`; line: what it does, for the help.
+    """
+
+    module: str
+    job: str
+    function: str
+    line: str
+
+    def load(self) -> tuple[type, Callable[..., Path]]:
+        """The job class and the function."""
+        module: Any = importlib.import_module(f"forethought.recipes.{self.module}")
+        return getattr(module, self.job), getattr(module, self.function)
+
+
+METHODS: dict[str, Method] = {
+    "sft": Method("own_sft", "SFTJob", "sft", "supervised, on conversations or prompts with completions"),
+    "grpo": Method("own_grpo", "GRPOJob", "grpo", "online, with a reward; samples of a prompt are compared as a group"),
+}
+"""What `forethought train` knows, by name."""
+
+
+def train(args: argparse.Namespace, say: Callable[[str], None]) -> Path | None:
     """Run the job; returns its folder, or None after a dry run.
 
     Raises:
         ForethoughtError: bad input, before compute where possible. KeyboardInterrupt: Ctrl-C; the state was saved.
     """
+    from forethought.recipes.own_job import Place, job_of
+
     if int(os.environ.get("WORLD_SIZE", "1")) > 1:
         raise ConfigError("`forethought train` runs in one process (WORLD_SIZE is set); start it without a launcher")
-    job = job_of(SFTJob if args.method == "sft" else GRPOJob, args)
+    cls, function = METHODS[args.method].load()
+    job = job_of(cls, args)
     if args.dry_run:
         print(dump_yaml(job), end="")
         return None
     job.require()
     try:
         with Place(job, args) as place:
-            return sft(job, place, say) if isinstance(job, SFTJob) else grpo(job, place, say)
+            return function(job, place, say)
     except FloatingPointError as err:
         raise RunError(f"{err}; a smaller optim.lr helps, go on from the last checkpoint with --resume") from err
