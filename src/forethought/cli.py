@@ -101,6 +101,43 @@ def _parser() -> argparse.ArgumentParser:
     writes(sub, "runs/train")
     sub.add_argument("settings", nargs="*", metavar="key=value", help=_SETTINGS)
 
+    sub = command(
+        "pairs",
+        "make preference pairs: sample answers, judge them by a reward or an oracle, write TRL-format records",
+        epilog=f"{_PROMPTS} Further settings are listed under 'Preference data and oracles' in docs/data-and-rewards.md.",
+    )
+    sub.add_argument(
+        "--model", help="registry name, Hugging Face id or local folder (with --endpoint: the server's name)"
+    )
+    sub.add_argument("--data", metavar="FILE", help="JSONL (or parquet) of prompts")
+    sub.add_argument("--endpoint", metavar="URL", help="sample from this OpenAI-compatible server, such as a teacher's")
+    sub.add_argument(
+        "--rollouts", metavar="FILE", help="records with `samples` that are there already, in place of both"
+    )
+    sub.add_argument("--samples", type=int, metavar="K", help="samples a prompt (default: 8)")
+    sub.add_argument(
+        "--reward",
+        action="append",
+        metavar="FILE.py:NAME",
+        help="pairs of a right and a wrong sample by this reward, or `math` for the math verifier on the column `answer`",
+    )
+    sub.add_argument(
+        "--oracle",
+        metavar="FILE.py:NAME",
+        help="compare samples by a function f(task, a, b) -> P(a wins), by `reward` (Bradley-Terry on --reward), or by "
+        "`judge` (a chat model: --judge-url, --judge-model)",
+    )
+    sub.add_argument(
+        "--mode",
+        choices=("verified", "iid", "soft", "tournament", "max_min"),
+        help="how pairs are made (default: verified with --reward, tournament with --oracle)",
+    )
+    sub.add_argument("--judge-url", metavar="URL", help="OpenAI-compatible server of the judge")
+    sub.add_argument("--judge-model", metavar="NAME", help="the name that this server knows")
+    prompts(sub, "column that a reward reads as `answer` (default: answer)")
+    writes(sub, "runs/pairs")
+    sub.add_argument("settings", nargs="*", metavar="key=value", help=_SETTINGS)
+
     sub = command("eval", "evaluate a model on problems with known answers, with intervals", epilog=_PROMPTS)
     sub.add_argument("--model", required=True, help="registry name, Hugging Face id or local folder")
     sub.add_argument("--data", required=True, metavar="FILE", help="JSONL (or parquet) of problems")
@@ -174,6 +211,7 @@ def _list(args) -> None:
     print(
         f"your own job: forethought train {'|'.join(METHODS)} --model MODEL --data FILE.jsonl [--reward FILE.py:NAME]"
     )
+    print("your own preference data: forethought pairs --model MODEL --data FILE.jsonl --reward|--oracle FILE.py:NAME")
 
 
 def _run(args) -> None:
@@ -204,6 +242,15 @@ def _train(args) -> None:
     path = train(args, say=_say)
     if path is not None:
         _finish(path)
+
+
+def _pairs(args) -> None:
+    from forethought.recipes.preference_data import make_pairs
+    from forethought.report.terminal import show
+
+    path = make_pairs(args, say=_say)
+    _finish(path)
+    show(path / "pairs.jsonl", trees=1)
 
 
 def _eval(args) -> None:
