@@ -223,6 +223,15 @@ def test_filters_are_counted(job):
     assert results("run")["counts"]["dropped"] == {f"sample/{reason}": 1 for reason in reasons}
 
 
+def test_the_same_pair_of_two_records_stands_once(job):
+    same = {"prompt": "q", "samples": ["a", "b"]}
+    write(job / "bank.jsonl", [{"id": "x", **same}, {"id": "y", **same}, {"id": "z", **same, "prompt": "r"}])
+    assert pairs("--oracle", "oracles.py:early", base=["--rollouts", "bank.jsonl"]) == 0
+    assert [(r["id"], r["chosen"], r["rejected"]) for r in read()] == [("x", "a", "b"), ("z", "a", "b")]
+    counts = results("run")["counts"]
+    assert counts["pairs"] == 2 and counts["dropped"] == {"pair/duplicate": 1}
+
+
 def test_conversations(job):
     make_model(job / "chat", chat=True)
     base = ["--model", "chat", "--data", "data.jsonl", "--chat", "max_new_tokens=5", "keep_truncated=true"]
