@@ -198,6 +198,15 @@ class CriticLearner(Learner):
         return hidden.new_zeros(len(hidden), dtype=torch.float32), None, hidden
 
 
+@dataclass
+class _Sample:
+    """A judged response: its leaf, its policy tokens [P], and the outcome of each part (of none: the tree's rewards)."""
+
+    leaf: int
+    where: np.ndarray
+    parts: list[float]
+
+
 class PPOTrainer(RolloutTrainer):
     """PPO, step by step; see `RolloutTrainer` for policy, engine, tasks, encode, judge, compute, reference, on_groups.
 
@@ -264,7 +273,8 @@ class PPOTrainer(RolloutTrainer):
         )
         self.token_rewards, self.part_weights = token_rewards, part_weights
         self.kl_coef = config.kl_coef
-        self._numbers: dict[str, float] = {}
+        self._numbers: dict[str, float] = {}  # of the rollout in hand
+        self._samples: dict[int, list[_Sample]] = {}  # of its groups, by id
 
     @property
     def warming_up(self) -> bool:
@@ -280,82 +290,82 @@ class PPOTrainer(RolloutTrainer):
         """Values, returns and advantages onto the trees; returns the groups that have a sample to train on."""
         config = self.config
         began = time.perf_counter()
-        outcomes = self._outcomes(groups)
-        trained = [g for g in groups if _kept(g)]
+        self._samples = self._judged(groups)
+        trained = [g for g in groups if self._samples[id(g)]]
         trees = distinct_trees(trained)
-        self._numbers = {"reward/missing": float(sum(len(g.leaves) - len(_kept(g)) for g in groups))}
+        pairs = [(g, s) for g in trained for s in self._samples[id(g)]]
+        self._numbers = {"reward/missing": float(sum(len(g.leaves) for g in groups) - len(pairs))}
         if not trained:
             return []
-        for group in trained:
-            for leaf in _kept(group):
-                group.tree.weight[credit.policy_tokens(group.tree, leaf)] += 1
-        last = self._score(trained, trees)
+        for group, sample in pairs:
+            group.tree.weight[sample.where] += 1
+        last = self._score(pairs, trees)
         self._numbers["time/score"] = time.perf_counter() - began
         place = {id(t): i for i, t in enumerate(trees)}
         shape = [(len(config.heads), t.n_tokens) for t in trees]
         advantages, returns = [np.zeros(s) for s in shape], [np.zeros(s) for s in shape]
-        penalties: list[np.ndarray] = []
-        clipped = 0
-        for group in trained:
-            for leaf in _kept(group):
-                tree, i = group.tree, place[id(group.tree)]
-                where = credit.policy_tokens(tree, leaf)
-                penalty = self._penalty(tree, where)
-                penalties.append(penalty)
-                ends = last[i].get(leaf, np.zeros(len(config.heads)))
-                for k, (rewards, cut) in enumerate(self._rewards(group, leaf, penalty, outcomes)):
-                    clipped += cut
-                    values = tree.column(self.critic.value_columns[k])[where].astype(np.float64)
-                    lam = config.parts[k].lam if config.parts else None
-                    lam = config.lam if lam is None else lam
-
-                    def gae(lam: float, rewards=rewards, values=values, end=float(ends[k])) -> np.ndarray:
-                        return credit.gae_values(rewards, values, gamma=config.gamma, lam=lam, bootstrap=end)
-
-                    found = gae(lam)
-                    target = found if config.return_lam in (None, lam) else gae(config.return_lam)
-                    advantages[i][k, where] += found
-                    returns[i][k, where] += target + values
+        penalty_sum, clipped = 0.0, 0
+        for group, sample in pairs:
+            tree, i, where = group.tree, place[id(group.tree)], sample.where
+            penalty = self._penalty(tree, where)
+            penalty_sum += float(penalty.sum())
+            ends = last[i].get(sample.leaf, np.zeros(len(config.heads)))
+            for k, (rewards, cut) in enumerate(self._rewards(group, sample, penalty)):
+                clipped += cut
+                values = tree.column(self.critic.value_columns[k])[where].astype(np.float64)
+                own = config.parts[k].lam if config.parts else None
+                lam = config.lam if own is None else own
+                end = float(ends[k])
+                found = credit.gae_values(rewards, values, gamma=config.gamma, lam=lam, bootstrap=end)
+                target = found
+                if config.return_lam is not None and config.return_lam != lam:
+                    target = credit.gae_values(
+                        rewards, values, gamma=config.gamma, lam=config.return_lam, bootstrap=end
+                    )
+                advantages[i][k, where] += found
+                returns[i][k, where] += target + values
         self._write(trees, advantages, returns)
-        samples = sum(len(_kept(g)) for g in trained)
-        self._numbers["reward/clipped"] = clipped / samples
+        self._numbers["reward/clipped"] = clipped / len(pairs)
         if config.kl_coef and config.kl_placement != "loss":
-            self._numbers["kl/reward"] = float(np.concatenate(penalties).mean())
+            self._numbers["kl/reward"] = penalty_sum / sum(len(s.where) for _, s in pairs)
         return trained
 
-    def _outcomes(self, groups: list[Group]) -> dict[tuple[int, int], list[float]]:
-        """Rewards by part of every sample that has all of them; the others are marked as missing (NaN).
+    def _judged(self, groups: list[Group]) -> dict[int, list[_Sample]]:
+        """By id of the group, the samples that wrote something and have all rewards; the others' become NaN.
 
         Raises:
             RewardError: no sample has some part: it is misspelt, or the reward does not give it.
         """
         names = [p.name for p in self.config.parts]
-        out: dict[tuple[int, int], list[float]] = {}
+        out: dict[int, list[_Sample]] = {}
         seen: set[str] = set()
         for group in groups:
             assert group.rewards is not None
+            mine = out.setdefault(id(group), [])
             for i, (leaf, result) in enumerate(zip(group.leaves, group.results, strict=True)):
-                parts = dict(result.parts) if isinstance(result, Reward) else {}
-                seen |= set(parts)
-                if any(math.isnan(parts.get(n, math.nan)) for n in names):
+                given = result.parts if isinstance(result, Reward) else {}
+                seen |= set(given)
+                parts = [float(given.get(n, math.nan)) for n in names]
+                if any(math.isnan(p) for p in parts):
                     group.rewards[i] = math.nan
-                else:
-                    out[id(group.tree), leaf] = [float(parts[n]) for n in names]
+                where = credit.policy_tokens(group.tree, leaf)
+                if len(where) and not math.isnan(group.rewards[i]):
+                    mine.append(_Sample(leaf, where, parts))
         if absent := [n for n in names if n not in seen]:
             raise RewardError(
                 f"no reward has the part {absent[0]!r}; its parts are: {', '.join(sorted(seen)) or 'none'}"
             )
         return out
 
-    def _score(self, groups: list[Group], trees: list[TokenTree]) -> list[dict[int, np.ndarray]]:
+    def _score(self, pairs: list[tuple[Group, _Sample]], trees: list[TokenTree]) -> list[dict[int, np.ndarray]]:
         """Old log-probs where needed, reference log-probs, values; returns the values of cut ends by tree and leaf."""
         config = self.config
         ends: list[list[int]] = [[] for _ in trees]
         if config.bootstrap_truncated:
             place = {id(t): i for i, t in enumerate(trees)}
-            for group in groups:
-                cut = [n for n in _kept(group) if group.tree.stop[n] == Stop.LENGTH]
-                ends[place[id(group.tree)]].extend(cut)
+            for group, sample in pairs:
+                if group.tree.stop[sample.leaf] == Stop.LENGTH:
+                    ends[place[id(group.tree)]].append(sample.leaf)
         penalised = bool(config.kl_coef) and config.kl_placement != "loss"
         several = config.ppo_epochs * config.minibatches > 1
         old = config.ratio == "recompute" and (penalised or several)
@@ -387,24 +397,22 @@ class PPOTrainer(RolloutTrainer):
         estimator = "k1" if config.kl_placement == "both" else config.kl_estimator
         return kl(logp, reference, estimator).double().numpy()
 
-    def _rewards(
-        self, group: Group, leaf: int, penalty: np.ndarray, outcomes: Mapping[tuple[int, int], list[float]]
-    ) -> list[tuple[np.ndarray, bool]]:
+    def _rewards(self, group: Group, sample: _Sample, penalty: np.ndarray) -> list[tuple[np.ndarray, bool]]:
         """Token rewards [P] of each part, and whether they were cut."""
         config, clip = self.config, self.config.reward_clip
         if config.parts:
             raw = [np.zeros(len(penalty)) for _ in config.parts]
-            for rewards, value in zip(raw, outcomes[id(group.tree), leaf], strict=True):
+            for rewards, value in zip(raw, sample.parts, strict=True):
                 rewards[-1] = value
         else:
-            raw = [credit.path_rewards(group.tree, leaf)]
+            raw = [credit.path_rewards(group.tree, sample.leaf)]
         out = [
             shaped_rewards(rewards, penalty, kl_coef=0.0 if k else self.kl_coef, clip=clip)
             for k, rewards in enumerate(raw)
         ]
         cut = [bool(clip) and bool((np.abs(rewards) > clip).any()) for rewards in raw]
         if self.token_rewards is not None:
-            given = self.token_rewards(group, leaf)
+            given = self.token_rewards(group, sample.leaf)
             dense = dict(given) if isinstance(given, Mapping) else {config.heads[0]: given}
             for name, values in dense.items():
                 values = np.asarray(values, np.float64)
@@ -480,7 +488,7 @@ class PPOTrainer(RolloutTrainer):
                     measured,
                     target=config.kl_target,
                     horizon=config.kl_horizon,
-                    samples=sum(len(_kept(g)) for g in groups),
+                    samples=sum(len(self._samples[id(g)]) for g in groups),
                 )
         return metrics
 
@@ -489,8 +497,8 @@ class PPOTrainer(RolloutTrainer):
         trees = distinct_trees(groups)
         weights = {id(t): np.zeros(t.n_tokens, np.float32) for t in trees}
         for group in groups:
-            for leaf in _kept(group):
-                weights[id(group.tree)][credit.policy_tokens(group.tree, leaf)] += 1
+            for sample in self._samples[id(group)]:
+                weights[id(group.tree)][sample.where] += 1
         shared: dict[str, Any] = {
             "weights": [weights[id(t)] for t in trees],
             "reduction": config.reduction,
@@ -559,16 +567,6 @@ class PPOTrainer(RolloutTrainer):
         super().load_state_dict(state)
         self.critic_learner.load_state_dict(state["critic"])
         self.kl_coef = state["kl_coef"]
-
-
-def _kept(group: Group) -> list[int]:
-    """Leaves that have a reward and wrote something."""
-    assert group.rewards is not None
-    return [
-        leaf
-        for leaf, reward in zip(group.leaves, group.rewards, strict=True)
-        if not math.isnan(reward) and len(credit.policy_tokens(group.tree, leaf))
-    ]
 
 
 def _variance(x: np.ndarray, weight: np.ndarray) -> float:
