@@ -63,6 +63,7 @@ class EngineStats:
 
     tokens_generated: int = 0
     tokens_prefilled: int = 0
+    tokens_reused: int = 0  # prefix tokens whose keys and values were kept from earlier calls
     tokens_scored: int = 0
     decode_steps: int = 0
     requests: int = 0

@@ -14,7 +14,8 @@ Shapes: G lanes, W slots a lane, R = G*W rows, H heads, K key-value heads, d hea
 from __future__ import annotations
 
 from collections import Counter, deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -24,6 +25,7 @@ from forethought.errors import EngineError
 from forethought.models import attention
 from forethought.models.engine import EngineStats, Leaf, Sampling, row_seed
 from forethought.models.policy import Policy
+from forethought.models.prefix_cache import KV, PrefixCache, prefill_ends
 from forethought.tree.pack import pack
 from forethought.tree.tree import Kind, Stop, TokenTree
 
@@ -117,6 +119,14 @@ class LaneContext:
         self.first = self.first[lane[:, None], slot]
         self.G, self.W = len(lanes), len(slots[0])
 
+    def columns_of(self, lane: int, slot: int) -> dict[int, KV]:
+        """Copies of the keys and values of the tokens that the slot's row has been fed, per layer."""
+        begin = int(self.first[lane, slot])
+        return {
+            n: (k[lane, :, slot, begin : self.t].clone(), v[lane, :, slot, begin : self.t].clone())
+            for n, (k, v) in self.own.items()
+        }
+
     def _mask(self, window: int | None) -> torch.Tensor:
         """Additive float32 mask [G, 1, W, 1, P + S] of this step."""
         if window not in self._masks:
@@ -171,6 +181,7 @@ class _Row:
     ids: list[int] = field(default_factory=list)
     logprobs: list[float] = field(default_factory=list)
     stop: Stop = Stop.NONE
+    kept: dict[int, KV] = field(default_factory=dict)  # of all tokens but the last, where a cache wants them
 
 
 @dataclass
@@ -204,9 +215,32 @@ class TorchEngine:
         self.max_rows = max_rows
         self.prefill_tokens = prefill_tokens
         self.stats = EngineStats()
+        self.cache: PrefixCache | None = None
 
     def load_weights(self, state: dict) -> None:
         self.policy.model.load_state_dict(state)
+        if self.cache is not None:
+            self.cache.clear()
+
+    @contextmanager
+    def reuse(self, max_tokens: int = 65_536) -> Iterator[None]:
+        """Keep keys and values between the calls of this block: each token of a tree is prefilled or decoded once.
+
+        The model's weights must not change inside (but `load_weights` forgets what was kept). Blocks may be nested; the
+        outermost one counts.
+
+        Args:
+            max_tokens: tokens kept at most, whole trees at a time. A token takes 2 * layers * key-value width numbers:
+                46 kB in SmolLM2-135M in float32.
+        """
+        if self.cache is not None:
+            yield
+            return
+        self.cache = PrefixCache(max_tokens)
+        try:
+            yield
+        finally:
+            self.cache = None
 
     @torch.inference_mode()
     def extend(
@@ -233,6 +267,11 @@ class TorchEngine:
                 out[-1].append(
                     tree.add(leaf, row.ids, kind=Kind.ASSISTANT, sampled=True, logprobs=row.logprobs, stop=row.stop)
                 )
+                if self.cache is not None and row.kept:
+                    start = int(tree.start[out[-1][-1]])
+                    self.cache.put(tree, np.arange(start, start + len(row.ids) - 1), row.kept)
+        if self.cache is not None:
+            self.cache.trim()
         self.stats.requests += len(leaves) * n
         return out
 
@@ -263,8 +302,39 @@ class TorchEngine:
             self.policy.model.train(training)
         return [found[where[id(tree)]][tree.path_tokens(leaf)] for tree, leaf in leaves]
 
+    def new_tokens(self, tree: TokenTree, leaf: int) -> int:
+        """Tokens on the path to a leaf that a prefill would run."""
+        if self.cache is None:
+            return tree.path_length(leaf)
+        tokens = tree.path_tokens(leaf)
+        return len(tokens) - self.cache.known(tree, tokens)
+
     def prefill(self, leaves: Sequence[Leaf]) -> list[_Prefix]:
-        """Run each distinct token on the paths once; keys, values and next-token logits per leaf."""
+        """Keys, values and next-token logits per leaf; each token that is not kept from earlier calls is run once."""
+        if self.cache is None:
+            return self._prefill_all(leaves)
+        tokens = [tree.path_tokens(leaf) for tree, leaf in leaves]
+        known = [self.cache.known(tree, t) for (tree, _), t in zip(leaves, tokens, strict=True)]
+        cold = [i for i, n in enumerate(known) if not n]
+        out: dict[int, _Prefix] = {}
+        if cold:
+            for i, prefix in zip(cold, self._prefill_all([leaves[i] for i in cold]), strict=True):
+                out[i] = prefix
+                self.cache.put(leaves[i][0], tokens[i], {n: (k, prefix.values[n]) for n, k in prefix.keys.items()})
+        first: dict[tuple[int, int], int] = {}  # a leaf that stands in the call twice is run once
+        for i, (tree, leaf) in enumerate(leaves):
+            if known[i]:
+                first.setdefault((id(tree), leaf), i)
+        warm = list(first.values())
+        if warm:
+            ends = prefill_ends(
+                self.policy, self.cache, self.stats, [(leaves[i][0], tokens[i], known[i]) for i in warm]
+            )
+            out |= {i: _Prefix(*end) for i, end in zip(warm, ends, strict=True)}
+        return [out[i] if i in out else out[first[id(t), leaf]] for i, (t, leaf) in enumerate(leaves)]
+
+    def _prefill_all(self, leaves: Sequence[Leaf]) -> list[_Prefix]:
+        """Run each distinct token on the paths once."""
         trees: list[TokenTree] = []
         where: dict[int, int] = {}
         ends: list[set[int]] = []
@@ -362,8 +432,7 @@ class _Call:
             number = waiting[0].leaf
             if number in self.ready:
                 continue
-            tree, leaf = self.leaves[number]
-            size = tree.path_length(leaf)
+            size = self.engine.new_tokens(*self.leaves[number])
             if todo and (tokens + size > self.engine.prefill_tokens or position >= max(want, 8)):
                 break
             todo.append(number)
@@ -463,6 +532,8 @@ class _Call:
             row.logprobs.append(logprob)
             row.stop = self._ended(row)
             if row.stop != Stop.NONE:
+                if self.engine.cache is not None and len(row.ids) > 1:
+                    row.kept = self.context.columns_of(g, w)
                 self.slots[g][w] = None
                 self.context.open(g, w)  # an idle slot holds no columns back
                 self.done += 1
