@@ -11,7 +11,6 @@ from hypothesis import strategies as st
 
 from forethought.errors import ConfigError, DataError
 from forethought.learn.losses import (
-    dpo_loss,
     entropy_bonus,
     kl,
     kl_loss,
@@ -463,65 +462,13 @@ def test_entropy_numbers_and_direction():
     assert entropy()[1].item() > before
 
 
-# -- imitation and preference --
+# -- imitation --
 def test_sft():
     logp = leaf(-1.0, -3.0, -0.5)
     out = sft_loss(logp, t(0.5, 0.25, 0.0))
     out.loss.backward()
     assert out.loss.item() == 1.25
     assert logp.grad.tolist() == [-0.5, -0.25, 0.0]
-
-
-def test_dpo_numbers_and_sign():
-    """Case H02."""
-    chosen, rejected = leaf(-12.0), leaf(-15.0)
-    out = dpo_loss(chosen, rejected, t(-13.0), t(-14.5), beta=0.2)
-    out.loss.backward()
-    assert out.loss.item() == pytest.approx(0.554355, abs=1e-6)
-    assert chosen.grad.item() == pytest.approx(-0.085111, abs=1e-6)
-    assert rejected.grad.item() == pytest.approx(0.085111, abs=1e-6)
-    assert out.metrics == pytest.approx(
-        {
-            "margin": 1.5,
-            "rewards/chosen": 0.2,
-            "rewards/rejected": -0.1,
-            "rewards/margins": 0.3,
-            "rewards/accuracies": 1,
-        },
-        abs=1e-6,
-    )
-    assert dpo_loss(t(-3), t(-4), t(-3), t(-4), beta=0.2).loss.item() == pytest.approx(math.log(2))
-
-
-@settings(max_examples=50, deadline=None)
-@given(st.lists(st.floats(-100, 0), min_size=4, max_size=4), st.floats(0.01, 5))
-def test_dpo_is_never_negative_and_one_step_raises_the_margin(values, beta):
-    pair = [leaf(v) for v in values[:2]]
-    reference = [t(v) for v in values[2:]]
-    out = dpo_loss(*pair, *reference, beta=beta)
-    assert out.loss.item() >= 0
-    out.loss.backward()
-    assert pair[0].grad.item() <= 0 <= pair[1].grad.item()
-    after = dpo_loss(*[p - p.grad for p in pair], *reference, beta=beta)
-    assert after.metrics["margin"] >= out.metrics["margin"]
-
-
-def test_dpo_accumulates_and_refuses():
-    chosen, rejected, reference = t(-1, -2), t(-3, -1), (t(-2, -2), t(-2, -2))
-    whole = dpo_loss(chosen, rejected, *reference, beta=0.5)
-    halves = [
-        dpo_loss(chosen[i], rejected[i], reference[0][i], reference[1][i], t(0.5), beta=0.5)
-        for i in (slice(0, 1), slice(1, 2))
-    ]
-    assert sum(h.loss.item() for h in halves) == pytest.approx(whole.loss.item())
-    assert whole.metrics["rewards/accuracies"] == 0.5
-    assert sum(h.metrics["margin"] for h in halves) == pytest.approx(whole.metrics["margin"])
-    with pytest.raises(ConfigError, match="beta=0: give a positive number"):
-        dpo_loss(chosen, rejected, *reference, beta=0)
-    with pytest.raises(DataError, match="no preference pairs"):
-        dpo_loss(t(), t(), t(), t(), beta=0.1)
-    with pytest.raises(DataError, match="policy_rejected is nan at target 1"):
-        dpo_loss(chosen, t(-3, NAN), *reference, beta=0.5)
 
 
 def test_sequence_logprobs():

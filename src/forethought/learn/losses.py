@@ -8,8 +8,8 @@ the loss nor a gradient. Something non-finite where the coefficient is not 0 is 
 Sources: clipped policy loss: Schulman et al., arXiv 1707.06347; clipped value loss: OpenAI baselines, ppo2; GRPO: Shao
 et al., arXiv 2402.03300; asymmetric clip (clip-higher) and the token mean: Yu et al. (DAPO), arXiv 2503.14476; constant
 normaliser: Liu et al. (Dr. GRPO), arXiv 2503.20783; sequence ratio: Zheng et al. (GSPO), arXiv 2507.18071; dual clip:
-Ye et al., arXiv 1912.09729; KL estimators: J. Schulman, "Approximating KL Divergence" (2020); preference loss: Rafailov
-et al. (DPO), arXiv 2305.18290.
+Ye et al., arXiv 1912.09729; KL estimators: J. Schulman, "Approximating KL Divergence" (2020). Preference losses stand in
+`pair_losses`.
 
 Departures: the token mean of GRPO implementations is a mean within a micro-batch; here it is the mean over the global
 batch. Log-ratios are cut to [-20, 20] before exp, so that a clipped or unused extreme cannot overflow.
@@ -29,7 +29,6 @@ from dataclasses import dataclass, field
 from typing import Literal, get_args
 
 import torch
-from torch.nn import functional as F
 
 from forethought.errors import ConfigError, DataError
 
@@ -166,7 +165,7 @@ def policy_loss(
         raise ConfigError(f"dual_clip={dual_clip}: give a number above 1 or None")
     if level not in ("token", "sequence") or (level == "sequence") != (sequence_ids is not None):
         raise ConfigError(f"level={level!r}: 'token', or 'sequence' together with sequence_ids")
-    logp, old_logp, advantage = _active(coef, logp=logp, old_logp=old_logp, advantage=advantage)
+    logp, old_logp, advantage = active(coef, logp=logp, old_logp=old_logp, advantage=advantage)
     log_ratio = logp - old_logp
     if sequence_ids is not None:
         log_ratio = _sequence_mean(log_ratio, sequence_ids, coef)
@@ -198,7 +197,7 @@ def reinforce_loss(logp: torch.Tensor, advantage: torch.Tensor, coef: torch.Tens
     Raises:
         DataError: something non-finite where coef is not 0.
     """
-    logp, advantage = _active(coef, logp=logp, advantage=advantage)
+    logp, advantage = active(coef, logp=logp, advantage=advantage)
     return LossOut(-(coef * advantage * logp).sum())
 
 
@@ -229,7 +228,7 @@ def value_loss(
     """
     if clip is not None and not clip > 0:
         raise ConfigError(f"value clip={clip}: give a positive number or None")
-    values, old_values, returns = _active(coef, values=values, old_values=old_values, returns=returns)
+    values, old_values, returns = active(coef, values=values, old_values=old_values, returns=returns)
     plain = (values - returns).square()
     error = plain
     if clip is not None:
@@ -291,10 +290,10 @@ def kl_loss(
     Raises:
         ConfigError: as `kl`. DataError: something non-finite where coef is not 0.
     """
-    logp, ref_logp = _active(coef, logp=logp, ref_logp=ref_logp)
+    logp, ref_logp = active(coef, logp=logp, ref_logp=ref_logp)
     per_token = kl(logp, ref_logp, estimator, clamp=clamp)
     if old_logp is not None:
-        (old_logp,) = _active(coef, old_logp=old_logp)
+        (old_logp,) = active(coef, old_logp=old_logp)
         per_token = per_token * (logp - old_logp).clamp(-_MAX_LOG_RATIO, _MAX_LOG_RATIO).exp()
     loss = (coef * per_token).sum()
     return LossOut(loss, {"kl": float(loss.detach())})
@@ -308,19 +307,19 @@ def entropy_bonus(entropy: torch.Tensor, coef: torch.Tensor) -> LossOut:
     Raises:
         DataError: a non-finite entropy where coef is not 0.
     """
-    (entropy,) = _active(coef, entropy=entropy)
+    (entropy,) = active(coef, entropy=entropy)
     loss = -(coef * entropy).sum()
     return LossOut(loss, {"entropy": -float(loss.detach())})
 
 
-# -- imitation and preference --
+# -- imitation --
 def sft_loss(logp: torch.Tensor, coef: torch.Tensor) -> LossOut:
     """Negative log-likelihood: -sum(coef * logp), [M].
 
     Raises:
         DataError: a non-finite log-prob where coef is not 0.
     """
-    (logp,) = _active(coef, logp=logp)
+    (logp,) = active(coef, logp=logp)
     return LossOut(-(coef * logp).sum())
 
 
@@ -332,55 +331,9 @@ def sequence_logprobs(
     Raises:
         DataError: a non-finite log-prob where weight is not 0.
     """
-    (logp,) = _active(weight, logp=logp)
+    (logp,) = active(weight, logp=logp)
     ids, place = torch.unique(sequence_ids, return_inverse=True)
     return ids, logp.new_zeros(len(ids)).index_add(0, place, weight * logp)
-
-
-def dpo_loss(
-    policy_chosen: torch.Tensor,
-    policy_rejected: torch.Tensor,
-    reference_chosen: torch.Tensor,
-    reference_rejected: torch.Tensor,
-    coef: torch.Tensor | None = None,
-    *,
-    beta: float,
-) -> LossOut:
-    """DPO: sum over pairs of coef * -log sigmoid(beta * h), h = (chosen - rejected) of policy minus that of reference.
-
-    Args:
-        policy_chosen ... reference_rejected: [P] log-probs of whole answers (`sequence_logprobs`).
-        coef: [P]; None is the mean over the pairs of this call (with accumulation give 1 / all pairs of the step).
-        beta: > 0, strength of the tie to the reference.
-
-    Returns:
-        loss, and metrics margin (mean of h), rewards/chosen, rewards/rejected, rewards/margins (TRL's names; times
-        beta) and rewards/accuracies.
-
-    Raises:
-        ConfigError: beta not positive. DataError: no pairs, or something non-finite.
-    """
-    if not beta > 0:
-        raise ConfigError(f"beta={beta}: give a positive number")
-    if coef is None:
-        if not len(policy_chosen):
-            raise DataError("no preference pairs: give at least one")
-        coef = torch.full_like(policy_chosen, 1 / len(policy_chosen), requires_grad=False)
-    policy_chosen, policy_rejected, reference_chosen, reference_rejected = _active(
-        coef,
-        policy_chosen=policy_chosen,
-        policy_rejected=policy_rejected,
-        reference_chosen=reference_chosen,
-        reference_rejected=reference_rejected,
-    )
-    chosen, rejected = policy_chosen - reference_chosen, policy_rejected - reference_rejected
-    margin = chosen - rejected
-    loss = (coef * F.softplus(-beta * margin)).sum()
-    with torch.no_grad():
-        numbers = torch.stack([margin, beta * chosen, beta * rejected, beta * margin, (margin > 0).to(margin.dtype)])
-        sums = (numbers * coef).sum(1).tolist()
-    names = ("margin", "rewards/chosen", "rewards/rejected", "rewards/margins", "rewards/accuracies")
-    return LossOut(loss, dict(zip(names, sums, strict=True)))
 
 
 # -- shared --
@@ -390,7 +343,7 @@ def _same_shape(**tensors: torch.Tensor) -> None:
         raise DataError(f"one entry per target is needed in each, flat: got shapes {shapes}")
 
 
-def _active(coef: torch.Tensor, **tensors: torch.Tensor) -> list[torch.Tensor]:
+def active(coef: torch.Tensor, **tensors: torch.Tensor) -> list[torch.Tensor]:
     """The tensors with 0 wherever coef is 0 (before anything is computed from them, so gradients there are exactly 0).
 
     Raises:
