@@ -1,8 +1,8 @@
 """Critics: what a state is worth before anybody has been there. Several parts on one scale, rollouts, and their reading.
 
-A critic is any function from a list of states (or of text leaves) to as many numbers, `Judgement`s or exceptions. An
-exception means "cannot judge": the node is not made, no statistic changes, and the failure is counted. A number outside
-the critic's stated scale is a mistake of the caller and ends the search.
+A critic is any function from a list of states (or of text leaves) to as many numbers, lists of numbers (averaged),
+`Judgement`s or exceptions. An exception means "cannot judge": the node is not made, no statistic changes, and the
+failure is counted. A number outside the critic's stated scale is a mistake of the caller and ends the search.
 """
 
 from __future__ import annotations
@@ -54,7 +54,9 @@ def read_judgements(
         if isinstance(result, Exception):
             answers.status[i] = Status.FAILED
             continue
-        judged = result if isinstance(result, Judgement) else Judgement(result)
+        if isinstance(result, list | tuple | np.ndarray) and len(result):  # several tries: their mean
+            result = float(np.mean(result))
+        judged: Judgement = result if isinstance(result, Judgement) else Judgement(result)  # type: ignore[arg-type]
         if not isinstance(judged.value, int | float | np.floating | np.integer) or not math.isfinite(judged.value):
             raise RewardError(
                 f"task {name!r}: the critic gave {judged.value!r}; give a finite number, or a RewardError where it "

@@ -358,11 +358,11 @@ class EnvDomain:
         elif judged:
             for i in judged:
                 self.counts["evaluations"][self.names.index(states[i].tree)] += 1  # type: ignore[union-attr]
-            results = _ask(self.critic, [states[i] for i in judged])
+            results = ask_all(self.critic, [states[i] for i in judged])
             names = [states[i].tree for i in judged]  # type: ignore[union-attr]
             read_judgements(answers, judged, results, names, self.scale)
         listed = [i for i in reached if answers.status[i] == Status.OK and not answers.ended[i] and not bool(final[i])]
-        proposals = _ask(self.policy, [states[i] for i in listed]) if listed else []
+        proposals = ask_all(self.policy, [states[i] for i in listed]) if listed else []
         answers.edges = np.zeros(len(states), np.int32)
         rows: dict[int, np.ndarray] = {}
         for i, proposal in zip(listed, proposals, strict=True):
@@ -437,7 +437,7 @@ def _name(task: Any, place: int) -> str:
     return str(place) if ident is None else str(ident)
 
 
-def _ask(helper: Callable[[Sequence[Any]], Sequence[Any]], states: Sequence[Any]) -> Sequence[Any]:
+def ask_all(helper: Callable[[Sequence[Any]], Sequence[Any]], states: Sequence[Any]) -> Sequence[Any]:
     """One answer a state; a helper that fails as a whole fails for all of them.
 
     Raises:

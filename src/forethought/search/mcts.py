@@ -14,6 +14,7 @@ from __future__ import annotations
 import math
 from collections import defaultdict
 from collections.abc import Callable
+from contextlib import nullcontext
 from dataclasses import dataclass, field, fields
 from enum import IntEnum
 from typing import Any, Literal, Protocol
@@ -233,16 +234,40 @@ class Search:
             Whatever is raised, the statistics hold all simulations that were backed up.
         """
         self.interrupted = False
+        session = getattr(self.domain, "session", nullcontext)
         try:
-            if not self._started:
-                self._plant(budget)
-            while self._round(budget):
-                if progress:
-                    progress(int(self.counts["simulations"].sum()))
+            with session():
+                if not self._started:
+                    self._plant(budget)
+                while self._round(budget):
+                    if progress:
+                        progress(int(self.counts["simulations"].sum()))
         except KeyboardInterrupt:
             self.interrupted = True
         return self.forest
 
+    # -- storing --
+    def state(self) -> dict[str, Any]:
+        """What a saved search needs beside forest, counts and world."""
+        return {"in_a_row": self._in_a_row.tolist(), "failed": [[*k, n] for k, n in self._failed.items()]}
+
+    def restore(self, header: dict[str, Any]) -> None:
+        """Take over the counters of a saved search, whose forest and world are in place.
+
+        Raises:
+            KeyError, TypeError, ValueError: they are not such counters.
+        """
+        for name, values in header["counts"].items():
+            self.counts[name][:] = values
+        self.stopped = [str(s) for s in header["stopped"]]
+        if len(self.stopped) != len(self.found):
+            raise ValueError(f"{len(self.stopped)} trees, {len(self.found)} wanted")
+        self.found[:] = header["found"]
+        self._in_a_row[:] = header["state"]["in_a_row"]
+        self._failed = {(t, node, slot): n for t, node, slot, n in header["state"]["failed"]}
+        self._started = bool(self.forest.size.any())
+
+    # -- the loop, inside --
     def _plant(self, budget: Budget) -> None:
         answers = self.domain.roots()
         forest, trees = self.forest, np.arange(len(self.stopped))

@@ -316,7 +316,7 @@ class SoftBackup:
         blank = seen & (weight.sum(1) == 0)[:, None]
         weight = np.where(blank, 1.0, weight)
         safe = np.where(np.isfinite(top), top, 0.0)[:, None]
-        powers = np.where(seen, weight * np.exp((q - safe) / self.temperature), 0.0)
+        powers = np.where(seen, weight * np.exp(np.minimum(q - safe, 0.0) / self.temperature), 0.0)
         with np.errstate(divide="ignore", invalid="ignore"):
             return top + self.temperature * np.log(powers.sum(1) / weight.sum(1))
 
