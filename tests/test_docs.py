@@ -16,6 +16,7 @@ from forethought.models import registry
 from forethought.models.load import LoRA
 from forethought.recipes import CATALOGUE, find
 from forethought.recipes.own_grpo import GRPOJob
+from forethought.recipes.own_ppo import PPOJob
 from forethought.recipes.own_sft import SFTJob
 from forethought.recipes.train import METHODS
 from tinyjob import make_model, write
@@ -116,17 +117,18 @@ def test_the_settings_page_is_complete_and_true():
     for head, body in re.findall(r"^## (.*?)\n(.*?)(?=^## |\Z)", text, re.M | re.S):
         sections[head] = dict(re.findall(r"^\| `(\w+)` \| ?(.*?) ?\|", body, re.M))
     shared = sections["Every job"]
-    for job, head in ((GRPOJob, "GRPO"), (SFTJob, "Supervised fine-tuning")):
+    for job, head in ((GRPOJob, "GRPO"), (PPOJob, "PPO"), (SFTJob, "Supervised fine-tuning")):
         told = shared | sections[head]
         real = {}
         for f in fields(job):
             value = f.default if f.default is not MISSING else f.default_factory()
-            if not is_dataclass(value) and f.name != "method":
+            if not is_dataclass(value) and f.name != "method":  # groups have tables of their own
                 real[f.name] = shown(value)
         assert told == real
     assert sections["Optimiser (`optim.`)"] == {k: shown(v) for k, v in to_dict(OptimConfig()).items()}
     assert sections["LoRA (`lora.`)"] == {k: shown(v) for k, v in to_dict(LoRA()).items()}
     assert f"`optim.lr` is {SFTJob().optim.lr} for supervised" in text
+    assert f"its `lr` is {PPOJob().critic_optim.lr}, which" in text
 
 
 def test_the_getting_started_job_trains(tmp_path, monkeypatch, capsys):

@@ -104,9 +104,14 @@ class RolloutConfig:
         return bad
 
     @property
+    def updates(self) -> int:
+        """Optimiser steps a rollout."""
+        return 1
+
+    @property
     def total_updates(self) -> int:
         """Optimiser steps of the whole run."""
-        return self.steps
+        return self.steps * self.updates
 
     def samples_as_groups(self, nodes: list[int]) -> list[list[int]]:
         """The samples of one prompt, split into the groups that are compared."""
@@ -158,8 +163,8 @@ class OnlineConfig(RolloutConfig):
         return bad
 
     @property
-    def total_updates(self) -> int:
-        return self.steps * self.updates_per_rollout
+    def updates(self) -> int:
+        return self.updates_per_rollout
 
     def samples_as_groups(self, nodes: list[int]) -> list[list[int]]:
         return super().samples_as_groups(nodes) if self.group_by == "row" else [nodes]

@@ -156,8 +156,13 @@ class PPOConfig(RolloutConfig):
         return bad
 
     @property
+    def updates(self) -> int:
+        return self.ppo_epochs * self.minibatches
+
+    @property
     def total_updates(self) -> int:
-        return (self.steps - self.critic_warmup) * self.ppo_epochs * self.minibatches
+        """Of the actor; the critic has those of the warm-up, too."""
+        return (self.steps - self.critic_warmup) * self.updates
 
     @property
     def heads(self) -> tuple[str, ...]:
@@ -264,7 +269,7 @@ class PPOTrainer(RolloutTrainer):
         self.critic_learner = CriticLearner(
             critic,
             config.critic_optim,
-            total_steps=config.steps * config.ppo_epochs * config.minibatches,
+            total_steps=config.steps * config.updates,
             compute=compute if kind == "separate" else torch.float32,
             micro_tokens=config.micro_tokens,
         )
@@ -367,8 +372,7 @@ class PPOTrainer(RolloutTrainer):
                 if group.tree.stop[sample.leaf] == Stop.LENGTH:
                     ends[place[id(group.tree)]].append(sample.leaf)
         penalised = bool(config.kl_coef) and config.kl_placement != "loss"
-        several = config.ppo_epochs * config.minibatches > 1
-        old = config.ratio == "recompute" and (penalised or several)
+        old = config.ratio == "recompute" and (penalised or config.updates > 1)
         shared = self.critic.kind == "shared"
         last = self.critic.score(
             trees,

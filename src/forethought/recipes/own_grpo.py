@@ -1,4 +1,4 @@
-"""`forethought train grpo`: online learning on the user's records with the user's reward."""
+"""Online learning on the user's records with the user's reward: `forethought train grpo`, and what PPO shares with it."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import numpy as np
 from forethought.errors import ConfigError, RewardError
 from forethought.evaluate.stats import bootstrap_ci, paired_bootstrap, wilson
 from forethought.evaluate.suites import EvalResult, evaluate
-from forethought.learn.online import Group, OnlineConfig, OnlineTrainer
+from forethought.learn.online import Group, OnlineConfig, OnlineTrainer, RolloutConfig, RolloutTrainer
 from forethought.models.engine import Sampling
 from forethought.progress import Progress
 from forethought.recipes.inputs import NO_REWARD, Judge, Say, Task, encode_prompts, load_prompts
@@ -39,25 +39,35 @@ STORED = 8
 
 
 @dataclass(frozen=True, kw_only=True)
-class GRPOJob(OnlineConfig, Job):
-    """Settings of `forethought train grpo`."""
+class RewardedJob(Job):
+    """Settings of every job with a reward."""
 
-    method: Literal["grpo"] = "grpo"
     reward: tuple[str, ...] = ()
     """Rewards by name; several are added up."""
     reward_weights: tuple[float, ...] = ()
     reward_timeout: float = 60.0
     """Seconds for one call of a reward function: a sample for native and verl functions, a batch for TRL functions."""
-    save_every: int = 50  # a job is not to lose hours
 
-    def __post_init__(self):
-        super().__post_init__()
+    def check_timeout(self) -> None:
+        """Raises: ConfigError."""
         if not 0 < self.reward_timeout < float("inf"):
             raise ConfigError(f"reward_timeout={self.reward_timeout}: give a positive number of seconds")
 
 
-class _Trainer(OnlineTrainer):
-    """The online trainer with what a user's reward reports and needs to know: logs, failures, the step."""
+@dataclass(frozen=True, kw_only=True)
+class GRPOJob(OnlineConfig, RewardedJob):
+    """Settings of `forethought train grpo`."""
+
+    method: Literal["grpo"] = "grpo"
+    save_every: int = 50  # a job is not to lose hours
+
+    def __post_init__(self):
+        super().__post_init__()
+        self.check_timeout()
+
+
+class UserRewards(RolloutTrainer):
+    """An online trainer with what a user's reward reports and needs to know: logs, failures, the step."""
 
     def __init__(self, *args: Any, rewards: Judge, say: Say, **settings: Any):
         super().__init__(*args, **settings)
@@ -86,7 +96,21 @@ class _Trainer(OnlineTrainer):
         return metrics, groups
 
 
+class _GRPOTrainer(UserRewards, OnlineTrainer):
+    pass
+
+
 def grpo(job: GRPOJob, at: Place, say: Say) -> Path:
+    return online(job, at, say, lambda bench, *args, **kwargs: _GRPOTrainer(*args, **kwargs))
+
+
+def online(job: Any, at: Place, say: Say, make: Callable[..., UserRewards]) -> Path:
+    """An online job from its files to its results.
+
+    Args:
+        job: a `RolloutConfig` that is a `RewardedJob` with a `method`, too.
+        make: (workbench, then what a trainer takes) -> trainer.
+    """
     if not job.reward:
         raise ConfigError(NO_REWARD)
     with Judge(job.reward, job.reward_weights, timeout=job.reward_timeout) as judge:
@@ -100,7 +124,8 @@ def grpo(job: GRPOJob, at: Place, say: Say) -> Path:
         if job.eval_data:
             encode_prompts(bench, held_out, job.eval_data, job.max_new_tokens, say)
         place = {str(t["id"]): i for i, t in enumerate(tasks)}
-        trainer = _Trainer(
+        trainer = make(
+            bench,
             bench.policy,
             bench.engine,
             tasks,
@@ -114,35 +139,37 @@ def grpo(job: GRPOJob, at: Place, say: Say) -> Path:
         judge.state.max_steps = job.steps
         say(batch_arithmetic(job, len(tasks)))
         run = at.open(bench)
-        session = Session(trainer, run, job, "grpo", job.steps, say, store_groups=job.store_groups)
+        session = Session(trainer, run, job, job.method, job.steps, say, store_groups=job.store_groups)
 
         def measure(step: int) -> tuple[dict[str, float], dict[str, Any]]:
             judge.state.global_step = step
             result = _held_out(bench, held_out, judge, job)
             judge.runner.take_logs()
             if step in (0, job.steps):
-                _store(run, result, step, "grpo", job.seed)
+                _store(run, result, step, job.method, job.seed)
             session.spent["tokens_generated"] += result.n_tokens
             session.spent["verifier_calls"] += len(result.rows)
             return _summary(result), {"rows": result.to_json()["rows"]}
 
         session.fit(measure if held_out else None)
-        session.finish(_grpo_results(job, session, held_out) | overlap_note(shared))
+        session.finish(_results(job, session, held_out) | overlap_note(shared))
         return run.path
 
 
-def batch_arithmetic(job: OnlineConfig, records: int) -> str:
+def batch_arithmetic(job: RolloutConfig, records: int) -> str:
     """What a step consists of, in one line.
 
     >>> batch_arithmetic(OnlineConfig(steps=100), 200)
     '8 prompts x 8 samples = 64 rollouts a step, 1 update; 100 steps = 4 passes over 200 records'
     """
     prompts, samples, steps = job.prompts_per_step, job.group_size, job.steps
-    updates = f"{job.updates_per_rollout} update{'s' if job.updates_per_rollout > 1 else ''}"
-    text = f"{prompts} prompts x {samples} samples = {prompts * samples} rollouts a step, {updates}; {steps} steps"
+    updates = f"{job.updates} update{'s' if job.updates > 1 else ''}"
+    each = f"{samples} sample{'s' if samples > 1 else ''}"
+    text = f"{prompts} prompts x {each} = {prompts * samples} rollouts a step, {updates}; {steps} steps"
     count = f"{records} record{'s' if records > 1 else ''}"
     if records < prompts:
-        how = f"repeated to {prompts} groups" if job.group_by == "row" else "the samples of a record as one group"
+        by_prompt = isinstance(job, OnlineConfig) and job.group_by == "prompt"
+        how = "the samples of a record as one group" if by_prompt else f"repeated to {prompts} groups"
         return f"{text}, each on all {count}, {how}"
     per_pass = -(-records // prompts)
     last = records - (per_pass - 1) * prompts
@@ -150,7 +177,7 @@ def batch_arithmetic(job: OnlineConfig, records: int) -> str:
     return f"{text} = {steps / per_pass:.3g} passes over {count}{short}"
 
 
-def _held_out(bench: Workbench, tasks: Sequence[Task], judge: Judge, job: GRPOJob) -> EvalResult:
+def _held_out(bench: Workbench, tasks: Sequence[Task], judge: Judge, job: Any) -> EvalResult:
     """Greedy responses to the held-out records."""
     with Progress(len(tasks), "evaluating") as bar:
         result = evaluate(
@@ -181,7 +208,7 @@ def _summary(result: EvalResult) -> dict[str, float]:
     return out | ({"eval/failed": own["errors"]} if own["errors"] else {})
 
 
-def _grpo_results(job: GRPOJob, session: Session, held_out: Sequence[Task]) -> dict[str, Any]:
+def _results(job: Any, session: Session, held_out: Sequence[Task]) -> dict[str, Any]:
     if not session.before or not session.after:
         return without_held_out(session, "reward/mean", "training_reward", "--eval-data FILE measures held-out reward")
     sides = {"before": session.before, "after": session.after}

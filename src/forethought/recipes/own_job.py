@@ -21,9 +21,7 @@ from forethought.config import apply_overrides, derive_seed, from_dict, load_yam
 from forethought.errors import ConfigError, RewardError, RunError
 from forethought.evaluate.stats import Difference, Estimate, bootstrap_ci, wilson
 from forethought.files import from_json, remove_whole, write_atomic
-from forethought.learn.offline import SFTTrainer
-from forethought.learn.online import OnlineTrainer
-from forethought.learn.session import fit
+from forethought.learn.session import Trainer, fit
 from forethought.learn.session import save as save_checkpoint
 from forethought.models.load import LoRA, save_pretrained
 from forethought.recipes.inputs import Columns, Say
@@ -155,7 +153,7 @@ class Session:
 
     def __init__(
         self,
-        trainer: OnlineTrainer | SFTTrainer,
+        trainer: Trainer,
         run: RunDir,
         job: Job,
         method: str,

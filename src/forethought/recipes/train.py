@@ -41,6 +41,7 @@ class Method:
 METHODS: dict[str, Method] = {
     "sft": Method("own_sft", "SFTJob", "sft", "supervised, on conversations or prompts with completions"),
     "grpo": Method("own_grpo", "GRPOJob", "grpo", "online, with a reward; samples of a prompt are compared as a group"),
+    "ppo": Method("own_ppo", "PPOJob", "ppo", "online, with a reward and a critic; one sample of a prompt is enough"),
 }
 """What `forethought train` knows, by name."""
 
