@@ -119,7 +119,7 @@ def test_other_choices_depend_on_the_state_only(choose):
 
 def test_legal_actions_with_priors():
     policy = LegalActions(lambda s: ["go a", "go z"], prior=lambda s, actions: [1, 3])
-    found = search([{"id": "t"}], policy, Site, None, Budget(simulations=9), config=SearchConfig(select=PUCT()))
+    found = search([{"id": "t"}], policy, Site, None, Budget(simulations=9))
     view = found.trees[0]
     assert view.prior[view.children(0)].tolist() == [0.25, 0.75]
     assert view.success[view.children(0)].tolist() == [0.0, 1.0] and view.reward[view.children(0)].tolist() == [0, 1]

@@ -23,11 +23,11 @@ if TYPE_CHECKING:
 class SearchTree:
     """One tree, N rows.
 
-    parent (-1 at row 0), slot (place among the parent's edges), depth, visits (of the edge; of the node at the root), q (value of the edge for the player who
-    takes it; of the node at the root; NaN without a visit), value (of the node for its player to move, NaN: not made),
-    raw (the node's own evaluation), reward (of the edge), prior, player, ended, made (a node of its own), success (1 or
-    0 where the world knows, else NaN), parts (columns of a combined critic), text (the action, or the prompt's end),
-    seen (what the world answered; empty in text search).
+    parent (-1 at row 0), slot (place among the parent's edges), depth, visits (of the edge; of the node at the root),
+    q (value of the edge for the player who takes it; of the node at the root; NaN without a visit), value (of the node
+    for its player to move, NaN: not made), raw (the node's own evaluation), reward (of the edge), prior, player, ended,
+    made (a node of its own), success (1 or 0 where the world knows, else NaN), parts (columns of a combined critic),
+    text (the action or option; empty at the root), seen (what the world answered; empty in text search).
     tokens: the token tree, and per row where its option ends in it (-1: not made), in text search.
     """
 
