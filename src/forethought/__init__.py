@@ -1,7 +1,7 @@
 """Forethought: language-model agents that get better by imagining, searching and learning.
 
-All public names stand here, and are loaded when they are first used: `import forethought` needs no torch. `credit` and
-`losses` are modules of functions. What is not listed below may change.
+All public names stand here, and are loaded when they are first used: `import forethought` needs no torch. `credit`,
+`losses` and `pair_losses` are modules of functions. What is not listed below may change.
 """
 
 from __future__ import annotations
@@ -36,6 +36,7 @@ if TYPE_CHECKING:
     from forethought.evaluate.suites import EvalResult as EvalResult
     from forethought.evaluate.suites import evaluate as evaluate_tasks
     from forethought.learn import losses as losses
+    from forethought.learn import pair_losses as pair_losses
     from forethought.learn.learner import Learner as Learner
     from forethought.learn.learner import Targets as Targets
     from forethought.learn.offline import SFTConfig as SFTConfig
@@ -43,6 +44,11 @@ if TYPE_CHECKING:
     from forethought.learn.online import OnlineConfig as OnlineConfig
     from forethought.learn.online import OnlineTrainer as OnlineTrainer
     from forethought.learn.optim import OptimConfig as OptimConfig
+    from forethought.learn.pairs import PairConfig as PairConfig
+    from forethought.learn.pairs import PairTrainer as PairTrainer
+    from forethought.learn.pairs import PreferencePair as PreferencePair
+    from forethought.learn.pairs import annotate as annotate_pairs
+    from forethought.learn.pairs import usable_pairs as usable_pairs
     from forethought.learn.ppo import PartConfig as PartConfig
     from forethought.learn.ppo import PPOConfig as PPOConfig
     from forethought.learn.ppo import PPOTrainer as PPOTrainer
@@ -125,10 +131,12 @@ _NAMES: dict[str, str] = {
     "rewards.pairs": "oracle_pairs verified_pairs",
     # learning
     "learn.losses": "losses",
+    "learn.pair_losses": "pair_losses",
     "learn.learner": "Learner Targets",
     "learn.optim": "OptimConfig",
     "learn.online": "OnlineConfig OnlineTrainer",
     "learn.offline": "SFTConfig SFTTrainer",
+    "learn.pairs": "PairConfig PairTrainer PreferencePair annotate_pairs=annotate usable_pairs",
     "learn.ppo": "PPOConfig PPOTrainer PartConfig",
     "learn.session": "fit",
     # evaluation and runs
@@ -141,7 +149,7 @@ _NAMES: dict[str, str] = {
     "errors": "ForethoughtError ConfigError DataError ModelError RewardError EnvError RunError EngineError "
     "MissingExtraError",
 }
-_MODULES = ("credit", "losses")  # names that are modules
+_MODULES = ("credit", "losses", "pair_losses")  # names that are modules
 _WHERE = {
     name.partition("=")[0]: (f"forethought.{module}", name.partition("=")[2] or name)
     for module, names in _NAMES.items()
@@ -179,8 +187,11 @@ __all__ = [
     "OutcomeReward",
     "PPOConfig",
     "PPOTrainer",
+    "PairConfig",
+    "PairTrainer",
     "PartConfig",
     "Policy",
+    "PreferencePair",
     "ProblemEnv",
     "Progress",
     "Reward",
@@ -200,6 +211,7 @@ __all__ = [
     "TreeStore",
     "Verdict",
     "Verifier",
+    "annotate_pairs",
     "bootstrap_ci",
     "byte_tokenizer",
     "char_tokenizer",
@@ -218,6 +230,7 @@ __all__ = [
     "losses",
     "oracle_pairs",
     "pack",
+    "pair_losses",
     "paired_bootstrap",
     "pass_at_k",
     "preference_tree",
@@ -226,6 +239,7 @@ __all__ = [
     "sft_tree",
     "sft_trees",
     "tiny_model",
+    "usable_pairs",
     "verified_pairs",
     "wilson",
     "word_tokenizer",

@@ -19,14 +19,14 @@ from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast 
 from trl import DPOConfig, DPOTrainer, GRPOConfig, GRPOTrainer, SFTConfig, SFTTrainer  # noqa: E402
 
 from forethought.learn.losses import (  # noqa: E402
-    dpo_loss,
     entropy_bonus,
     kl_loss,
     policy_loss,
     reduction_coefficients,
-    sequence_logprobs,
     sft_loss,
 )
+from forethought.learn.pair_losses import dpo_loss, ipo_loss  # noqa: E402
+from forethought.learn.pairs import REFERENCE, Answers, PreferencePair, annotate, micro_batches  # noqa: E402
 from forethought.models.policy import Policy  # noqa: E402
 from forethought.tree import credit  # noqa: E402
 from forethought.tree.pack import Batch, pack  # noqa: E402
@@ -317,14 +317,34 @@ def test_sft_loss_and_gradients(tokenizer, tmp_path):
     assert_same((float(ours.detach()), gradients(model)), (float(loss.detach()), gradients(trainer.model)))
 
 
-def test_dpo_loss_and_gradients(tokenizer, tmp_path):
+THREE = [([5, 9, 2, 31], [11, 4], [13, 14]), ([7, 1], [9, 9], [33, 12])]
+"""Prompts and answers; with the end token all answers have three tokens."""
+UNEQUAL = [([5, 9, 2, 31], [11, 4], [11, 4, 8, 8, 3]), ([7, 1], [33, 12, 45, 6, 7], [9, 9])]
+
+
+@pytest.mark.parametrize(
+    ("theirs", "loss", "pairs", "scale"),
+    [
+        ({"loss_type": "sigmoid"}, lambda *v: dpo_loss(*v, beta=0.2), UNEQUAL, 1.0),
+        ({"loss_type": "hinge"}, lambda *v: dpo_loss(*v, beta=0.2, form="hinge"), UNEQUAL, 1.0),
+        (
+            {"loss_type": "robust", "label_smoothing": 0.1},
+            lambda *v: dpo_loss(*v, beta=0.2, form="robust", label_smoothing=0.1),
+            UNEQUAL,
+            1.0,
+        ),
+        # Theirs divides each sum by its 3 tokens: (D/3 - 1/(2 beta))^2 = (D - 1/(2 beta/3))^2 / 9.
+        ({"loss_type": "ipo"}, lambda *v: ipo_loss(*v, beta=0.2 / 3), THREE, 1 / 9),
+    ],
+    ids=["sigmoid", "hinge", "robust", "ipo"],
+)
+def test_preference_loss_and_gradients(tokenizer, tmp_path, theirs, loss, pairs, scale):
     model, reference = llama(), llama()
     with torch.no_grad():
         for p in reference.parameters():
             p.mul_(0.9)
-    args = DPOConfig(str(tmp_path), beta=0.2, **SETTINGS)
-    pairs = [(PROMPTS[0], COMPLETIONS[0][0], COMPLETIONS[0][1]), (PROMPTS[1], COMPLETIONS[1][3], COMPLETIONS[1][2])]
-    text = [[" ".join(f"w{i}" for i in part if i < 60) + " " for part in pair] for pair in pairs]
+    args = DPOConfig(str(tmp_path), beta=0.2, **theirs, **SETTINGS)
+    text = [[" ".join(f"w{i}" for i in part) + " " for part in pair] for pair in pairs]
     data = Dataset.from_dict(
         dict(zip(("prompt", "chosen", "rejected"), map(list, zip(*text, strict=True)), strict=True))
     )
@@ -332,25 +352,26 @@ def test_dpo_loss_and_gradients(tokenizer, tmp_path):
     inputs = trainer.data_collator([trainer.train_dataset[i] for i in range(2)])
     trainer.model.train()
     trainer.model.zero_grad()
-    loss = trainer.compute_loss(trainer.model, inputs)
-    loss.backward()
+    wanted = trainer.compute_loss(trainer.model, inputs)
+    wanted.backward()
 
-    trees = []
+    made = []
     for row in (trainer.train_dataset[i] for i in range(2)):
         tree = TokenTree(row["prompt_ids"])
-        for name in ("chosen_ids", "rejected_ids"):
-            node = tree.add(0, row[name])
-            tree.weight[tree.span(node)] = 1
-        trees.append(tree)
-    (batch,) = pack(trees)
+        chosen, rejected = (tree.add(0, row[name]) for name in ("chosen_ids", "rejected_ids"))
+        tree.weight[tree.length[0] :] = 1
+        made.append(PreferencePair(tree, chosen, rejected))
     ours = llama()
-    sums = []
-    for policy in (Policy(ours, _Ids()), Policy(reference, _Ids())):
-        ids, sequences = sequence_logprobs(policy.logprobs(batch)[0], batch.sequence, batch.weight)
-        assert ids.tolist() == sorted(set(batch.sequence.tolist())) and len(ids) == 4
-        sums.append(sequences)
-    out = dpo_loss(sums[0][0::2], sums[0][1::2], sums[1].detach()[0::2], sums[1].detach()[1::2], beta=0.2)
-    out.loss.backward()
-    assert_same((float(out.loss.detach()), gradients(ours)), (float(loss.detach()), gradients(trainer.model)))
+    policy = Policy(ours, _Ids())
+    annotate(Policy(reference, _Ids()), made, REFERENCE)
+    ((batch, mine),) = micro_batches(made, policy.layout, None, [REFERENCE])
+    sums = Answers(batch, mine).sums
+    values = [*sums(policy.logprobs(batch)[0]), *sums(batch.columns[REFERENCE])]
+    out = loss(*values)
+    (out.loss * scale).backward()
+    assert_same((scale * float(out.loss.detach()), gradients(ours)), (float(wanted.detach()), gradients(trainer.model)))
+    assert out.metrics["logps/chosen"] == pytest.approx(np.mean(trainer._metrics["train"]["logps/chosen"]), rel=1e-4)
     for name in ("rewards/chosen", "rewards/rejected", "rewards/margins", "rewards/accuracies"):
-        assert out.metrics[name] == pytest.approx(np.mean(trainer._metrics["train"][name]), rel=1e-3)
+        factor = 3 if scale != 1 and name != "rewards/accuracies" else 1  # their beta is three times ours there
+        want = np.mean(trainer._metrics["train"][name])
+        assert factor * out.metrics[name] == pytest.approx(want, rel=1e-3)

@@ -33,7 +33,7 @@ class Targets:
     behaviour: the sampler's log-probs (NaN where not sampled). advantage; coef: global reduction coefficients;
     share: each token's share of all trained tokens (sums to 1 over the global batch), for metrics; sequence.
     columns: further token columns by name. hidden: [M, D] final hidden states that the log-probs were read from (with
-    gradient), for further heads.
+    gradient), for further heads. batch: the micro-batch itself, which says where each target came from.
     """
 
     logp: torch.Tensor
@@ -45,6 +45,7 @@ class Targets:
     sequence: torch.Tensor
     columns: dict[str, torch.Tensor]
     hidden: torch.Tensor
+    batch: Batch
 
 
 Loss = Callable[[Targets], LossOut]
@@ -104,6 +105,7 @@ class Learner:
         loss: Loss,
         *,
         weights: Sequence[np.ndarray] | None = None,
+        batches: Sequence[Batch] | None = None,
         reduction: Reduction = "token-mean",
         max_length: int | None = None,
         columns: Iterable[str] = (),
@@ -113,9 +115,10 @@ class Learner:
     ) -> dict[str, float]:
         """One optimiser step on these trees (this process's share of the global batch).
 
-        `weights`: per tree, token weights [T] in place of `tree.weight`. `max_length`: see
-        `losses.reduction_coefficients`. `others`: optimisers, by name, of further modules that the loss reads; they
-        step together with the policy's or not at all, and report "<name>/grad_norm" and "<name>/lr".
+        `weights`: per tree, token weights [T] in place of `tree.weight`. `batches`: the trees packed already, where a
+        micro-batch has to hold certain targets together. `max_length`: see `losses.reduction_coefficients`.
+        `others`: optimisers, by name, of further modules that the loss reads; they step together with the policy's or
+        not at all, and report "<name>/grad_norm" and "<name>/lr".
 
         Metrics are those of the global batch: what the loss reports is summed over micro-batches and processes (it is
         coefficient-weighted already), and so are the token counts; of names ending in "/max" it is the maximum.
@@ -127,7 +130,10 @@ class Learner:
         began = time.perf_counter()
         others = others or {}
         with self.distributed.together():
-            batches = self.pack(trees, columns, weights)
+            if batches is None:
+                batches = self.pack(trees, columns, weights)
+            else:
+                batches = [b.to(self.policy.device) for b in batches]
             weight = torch.cat([b.weight for b in batches]) if batches else torch.zeros(0)
             if not torch.isfinite(weight).all():
                 raise DataError("a token weight is infinite: weights count trained paths")
@@ -193,6 +199,7 @@ class Learner:
                 sequence=batch.sequence,
                 columns=batch.columns,
                 hidden=hidden,
+                batch=batch,
             )
         )
         if not torch.isfinite(out.loss):

@@ -127,6 +127,12 @@ class Optimizer:
 
         return collect
 
+    def reset(self, total_steps: int) -> None:
+        """Begin anew on the weights as they are: no moments, no gradients, the schedule at its first step."""
+        self.zero_grad()
+        self.adamw.state.clear()
+        self.step_index, self.total_steps = 0, total_steps
+
     @property
     def lr(self) -> float:
         """The learning rate of the next step."""
