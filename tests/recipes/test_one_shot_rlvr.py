@@ -34,7 +34,7 @@ def smoke(tmp_path_factory):
 def test_smoke_profile_has_every_piece(smoke):
     found = json.loads((smoke / "results.json").read_text())
     assert found["schema"] == 1 and found["recipe"] == "one-shot-rlvr" and found["profile"] == "smoke"
-    assert list(found["arms"]) == ["one-shot", "full pool", "base", "format only"]
+    assert list(found["arms"]) == ["one-shot", "full pool", "base", "format only", "one-shot PPO"]
     for arm in found["arms"].values():
         assert 0 <= arm["heldout accuracy"]["mean"] <= 1 and arm["heldout accuracy"]["n"] == 1
     assert found["verdict"] == "not shown"  # one seed has no interval, and the rule needs one
@@ -47,6 +47,12 @@ def test_smoke_profile_has_every_piece(smoke):
         sum(r.get("tokens/generated", 0) for r in rows if r["arm"] == "one-shot")
         == found["budget"]["one-shot"]["tokens_generated"]
     )
+    (ppo,) = {r["step"]: r for r in rows if r["arm"] == "one-shot PPO" and r["step"] == 4}.values()
+    assert ppo["loss/value"] is not None and ppo["kl"] >= 0 and "kl/reward" not in ppo
+    # The same rollouts as GRPO's; the separate critic's tokens are counted, too.
+    assert found["budget"]["one-shot PPO"]["verifier_calls"] == 4 * 4 * 4
+    budget = found["budget"]["one-shot PPO"]
+    assert budget["tokens_trained"] == 2 * budget["tokens_generated"]
     history = AccuracyHistory.read(smoke / "history.json")
     assert len(history) == 8 and sum(row["n"] for row in history.table()) == 64
     assert found["selection"]["first"][0] in history.indices
@@ -84,6 +90,19 @@ def test_the_arms_differ_in_what_the_table_says():
     assert problems_of(ARMS["unguessable label"], config, world, history)[0]["answer"] == "9292725"
     two = apply_overrides(config, ["k=2"])
     assert len(problems_of(ARMS["one-shot"], two, world, history)) == 2
+
+
+def test_the_ppo_variant_has_the_published_settings():
+    paper = one_shot_rlvr.PROFILES["paper"]
+    ppo = paper.ppo.config(replace(paper.online, kl_coef=paper.beta, entropy_coef=-paper.alpha))
+    assert (ppo.critic, ppo.critic_optim.lr, ppo.optim.lr) == ("separate", 1e-5, 1e-6)
+    assert (ppo.gamma, ppo.lam, ppo.value_clip, ppo.whiten) == (1.0, 1.0, 0.5, True)
+    assert (ppo.kl_placement, ppo.kl_coef, ppo.kl_estimator, ppo.entropy_coef) == ("loss", 0.001, "k3", 0.001)
+    assert (ppo.steps, ppo.prompts_per_step, ppo.group_size, ppo.updates) == (2000, 128, 8, 1)
+    reward = replace(paper.ppo, kl_placement="reward").config(replace(paper.online, kl_coef=0.001))
+    assert (reward.kl_placement, reward.kl_estimator) == ("reward", "k1")
+    every = apply_overrides(SMOKE, ["algorithm=ppo"])
+    assert every.algorithm == "ppo" and ARMS["one-shot"].algorithm is None
 
 
 def test_an_index_that_is_not_in_the_pool_is_named_with_the_fix():
@@ -205,6 +224,7 @@ def test_prompt_with_an_empty_box_earns_nothing(tiny_chat):
         (["model=some/model", "files.train=x.jsonl"], "files.suites is empty"),
         (["arms=[]"], "give at least one, each once"),
         (["workers=-1"], "workers=-1"),
+        (["algorithm=ppo", "ppo.lam=2"], r"ppo: lam=2.0: give a number in"),
         (["bata=0.1"], "did you mean 'beta'"),
         (["online.group_size=1"], "group_size=1"),
     ],

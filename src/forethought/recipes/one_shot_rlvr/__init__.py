@@ -12,7 +12,9 @@ Departures from the paper and its code:
    loader drops incomplete batches. Groups are by row, never by prompt text, as there.
 3. One optimiser step per rollout, as the released worker does (the paper says 8): `online.updates_per_rollout`.
 4. Only the response is scored; the reference decodes prompt and response together (its prompt contains \boxed{}).
-5. The PPO variant needs a critic and is not here yet.
+5. PPO (the arm "one-shot PPO", or `algorithm=ppo` for all): the exact script is not published. Critic from the same
+   model, gamma = lambda = 1, value clip 0.5, whitened advantages as the paper's code has them; the KL is a loss, as for
+   GRPO, or with `ppo.kl_placement=reward` a penalty on every token: never both.
 6. Miniature: the base model is trained from scratch on a mixture of careful work and guesses, so that ability is
    latent BY CONSTRUCTION; it tests elicitation, not new knowledge. All seeds share that base (a seed changes sampling, data
    order and rewards). Rollouts and evaluation are at temperature 1 (paper: 0.6 and greedy), because the greedy mode
@@ -25,14 +27,15 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any, Literal
 
 from forethought.errors import ConfigError
 from forethought.files import to_json, write_atomic
-from forethought.learn.online import OnlineConfig
+from forethought.learn.online import OnlineConfig, RolloutConfig
 from forethought.learn.optim import OptimConfig
+from forethought.learn.ppo import PPOConfig
 from forethought.recipes.jobs import Job, run_jobs
 from forethought.recipes.one_shot_rlvr.arms import ARMS, arm_job, arm_of, pretrain_job, world_of
 from forethought.recipes.one_shot_rlvr.history import AccuracyHistory, Ranking, rank
@@ -41,6 +44,7 @@ from forethought.recipes.results import Verdict, arms_table, results
 from forethought.rundir import RunDir
 
 CLAIM = "RL on one well-chosen problem raises held-out accuracy nearly as much as RL on the whole pool, beyond format repair"
+MINI_CRITIC_LR = 1e-3  # ten times the actor's, as the paper's 1e-5 is of its 1e-6
 RULE = (
     "over seeds, with t intervals on per-seed differences of held-out accuracy at the last step: shown if one-shot minus "
     "format only lies above 0 and one-shot keeps at least 80% of the full pool's mean gain over the base; reversed if "
@@ -49,11 +53,44 @@ RULE = (
 
 
 @dataclass(frozen=True, kw_only=True)
+class PPOVariant:
+    """What PPO needs beyond the settings of `online`, whose group advantages it replaces by a critic."""
+
+    critic: Literal["shared", "detached", "separate"] = "separate"
+    critic_lr: float = 1e-5
+    gamma: float = 1.0
+    lam: float = 1.0
+    value_clip: float = 0.5
+    kl_placement: Literal["loss", "reward"] = "loss"
+    critic_warmup: int = 0
+    """Rollouts at the beginning on which only the critic is trained."""
+
+    def config(self, online: OnlineConfig) -> PPOConfig:
+        """These settings on the rollouts and the loss terms of `online`; one pass over each rollout."""
+        shared = {f.name: getattr(online, f.name) for f in fields(RolloutConfig)}
+        shared |= {} if self.kl_placement == "loss" else {"kl_estimator": "k1"}
+        return PPOConfig(
+            **shared,
+            minibatches=online.updates_per_rollout,
+            kl_placement=self.kl_placement,
+            gamma=self.gamma,
+            lam=self.lam,
+            value_clip=self.value_clip,
+            reward_clip=0.0,
+            critic=self.critic,
+            critic_warmup=self.critic_warmup,
+            critic_optim=replace(online.optim, lr=self.critic_lr),
+        )
+
+
+@dataclass(frozen=True, kw_only=True)
 class OneShotConfig:
     """Settings of the recipe."""
 
     seeds: tuple[int, ...] = (0, 1, 2)
-    arms: tuple[str, ...] = tuple(a for a in ARMS if a not in ("unguessable label", "random reward"))
+    arms: tuple[str, ...] = tuple(a for a in ARMS if a not in ("one-shot PPO", "unguessable label", "random reward"))
+    algorithm: Literal["grpo", "ppo"] = "grpo"
+    """Of all arms but "one-shot PPO"."""
     model: str = "miniature"
     """"miniature" pretrains its own base; otherwise a model for `files`."""
     beta: float = 0.001
@@ -85,6 +122,7 @@ class OneShotConfig:
     dtype: Literal["fp32", "bf16"] = "fp32"
     miniature: MiniatureConfig = field(default_factory=MiniatureConfig)
     files: FilesConfig = field(default_factory=FilesConfig)
+    ppo: PPOVariant = field(default_factory=lambda: PPOVariant(critic_lr=MINI_CRITIC_LR))
     online: OnlineConfig = field(
         default_factory=lambda: OnlineConfig(
             steps=100,
@@ -113,6 +151,11 @@ class OneShotConfig:
             bad.append("online.kl_coef and online.entropy_coef are set through beta and alpha: leave them at 0")
         for arm in self.arms:
             arm_of(arm)
+        if self.algorithm == "ppo" or "one-shot PPO" in self.arms:
+            try:
+                self.ppo.config(self.online)
+            except ConfigError as err:
+                bad.append(str(err))
         if self.model != "miniature" and not self.files.train:
             bad.append(f"model={self.model!r} needs problems: files.train is empty")
         if self.model != "miniature" and not self.files.suites:
@@ -156,7 +199,7 @@ PROFILES: dict[str, OneShotConfig] = {
     "mini": OneShotConfig(),
     "smoke": OneShotConfig(
         seeds=(0,),
-        arms=("one-shot", "full pool", "base", "format only"),
+        arms=("one-shot", "full pool", "base", "format only", "one-shot PPO"),
         curve_problems=8,
         workers=1,
         miniature=MiniatureConfig(
@@ -191,6 +234,7 @@ PROFILES: dict[str, OneShotConfig] = {
         workers=1,
         device=None,
         dtype="bf16",
+        ppo=PPOVariant(),
         files=FilesConfig(train="data/dsr_sub.parquet", history="data/acc_step_500.json", suites=_SUITES),
         online=OnlineConfig(
             steps=2000,

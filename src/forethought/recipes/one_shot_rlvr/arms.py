@@ -26,7 +26,7 @@ class Arm:
 
     problems: "pool"; "selected" (the first k of the ranking); "median" (its middle); "impossible" (lowest mean
     accuracy); "none" (evaluation only). policy, decay, kl, entropy: which terms of the loss act. label: what counts
-    as right.
+    as right. algorithm: None is that of the config.
     """
 
     problems: Literal["pool", "selected", "median", "impossible", "none"] = "selected"
@@ -37,10 +37,12 @@ class Arm:
     kl: bool = True
     entropy: bool = True
     in_context: bool = False
+    algorithm: Literal["grpo", "ppo"] | None = None
 
 
 ARMS: dict[str, Arm] = {
     "one-shot": Arm(),
+    "one-shot PPO": Arm(algorithm="ppo"),
     "full pool": Arm(problems="pool"),
     "base": Arm(problems="none"),
     "format only": Arm(problems="pool", reward="format"),
@@ -105,6 +107,7 @@ def arm_job(job: Job, run: RunDir) -> Mapping[str, Any]:
     import torch
 
     from forethought.learn.online import OnlineTrainer
+    from forethought.learn.ppo import PPOTrainer
     from forethought.learn.session import fit
     from forethought.models.chat import ChatRenderer
     from forethought.models.load import load_model
@@ -151,9 +154,11 @@ def arm_job(job: Job, run: RunDir) -> Mapping[str, Any]:
         optim=config.online.optim if arm.decay else replace(config.online.optim, weight_decay=0.0),
     )
     watch = _Observables(run, decode, record=arm.problems == "pool")
-    trainer = OnlineTrainer(
-        policy, engine, tasks, encode, reward.judge_many, online, compute=config.compute_dtype(), on_groups=watch
-    )
+    more: dict[str, Any] = {"compute": config.compute_dtype(), "on_groups": watch}
+    if (arm.algorithm or config.algorithm) == "ppo":
+        trainer = PPOTrainer(policy, engine, tasks, encode, reward.judge_many, config.ppo.config(online), **more)
+    else:
+        trainer = OnlineTrainer(policy, engine, tasks, encode, reward.judge_many, online, **more)
     best = _Best(trainer.learner.optimizer, look.short)
 
     def restore(saved: Any) -> None:
