@@ -208,6 +208,7 @@ class Search:
         self.interrupted = False
         self._in_a_row = np.zeros(trees, np.int64)
         self._failed: dict[tuple[int, int, int], int] = {}
+        self._trace: list[tuple[np.ndarray, np.ndarray]] = []
         c = self.config
         self.forest = Forest(
             trees,
@@ -246,10 +247,18 @@ class Search:
             self.interrupted = True
         return self.forest
 
+    def trace(self, tree: int) -> list[int]:
+        """Node in which each simulation of a tree ended, in order."""
+        return [int(node) for trees, nodes in self._trace for node in nodes[trees == tree]]
+
     # -- storing --
     def state(self) -> dict[str, Any]:
         """What a saved search needs beside forest, counts and world."""
-        return {"in_a_row": self._in_a_row.tolist(), "failed": [[*k, n] for k, n in self._failed.items()]}
+        return {
+            "in_a_row": self._in_a_row.tolist(),
+            "failed": [[*k, n] for k, n in self._failed.items()],
+            "trace": [self.trace(t) for t in range(len(self.stopped))],
+        }
 
     def restore(self, header: dict[str, Any]) -> None:
         """Take over the counters of a saved search, whose forest and world are in place.
@@ -265,6 +274,9 @@ class Search:
         self.found[:] = header["found"]
         self._in_a_row[:] = header["state"]["in_a_row"]
         self._failed = {(t, node, slot): n for t, node, slot, n in header["state"]["failed"]}
+        self._trace = [
+            (np.full(len(nodes), t), np.array(nodes, np.int64)) for t, nodes in enumerate(header["state"]["trace"])
+        ]
         self._started = bool(self.forest.size.any())
 
     # -- the loop, inside --
@@ -419,13 +431,15 @@ class Search:
         if len(kept):
             value = value if len(kept) == len(paths) else value[done]
             forest.back_up(kept, value)
+            ends = np.where(kept.kind == NONE, kept.last, kept.leaf)
+            self._trace.append((kept.trees, ends % forest.capacity))
             self.counts["simulations"][kept.trees] += 1
             self._in_a_row[kept.trees] = 0
             if self.config.stop_at is not None:
                 for i in np.flatnonzero(value >= self.config.stop_at).tolist():
                     self._find(kept, i)
             if self.config.exhaust:
-                self._exhaust(kept)
+                self._exhaust(kept, ends)
 
     def _grow(self, paths: Paths, index: np.ndarray, answers: Answers, place: np.ndarray) -> None:
         forest = self.forest
@@ -483,9 +497,8 @@ class Search:
             row = int(paths.leaf[i] if paths.kind[i] != NONE else paths.last[i])
             self.stopped[tree], self.found[tree] = "found", row % self.forest.capacity
 
-    def _exhaust(self, paths: Paths) -> None:
+    def _exhaust(self, paths: Paths, ends: np.ndarray) -> None:
         forest = self.forest
-        ends = np.where(paths.kind == NONE, paths.last, paths.leaf)
         for i in np.flatnonzero(forest.best[ends] == NONE).tolist():
             row, tree = int(ends[i]), int(paths.trees[i])
             if row % forest.capacity == forest.root[tree] or forest.close(
