@@ -138,3 +138,10 @@ def test_bad_arguments():
     for value in (0.5, math.nan):
         with pytest.raises(ConfigError, match=f"logprob={value}: a log-prob is 0 or less"):
             ScriptedEngine([], R, logprob=value)
+
+
+def test_a_leaf_that_stands_twice_in_a_call_gets_further_samples():
+    leaf = start()
+    engine = ScriptedEngine(lambda before, i: "abcd"[i], R)
+    got = engine.extend([leaf, leaf], 2, Sampling())
+    assert [texts(leaf[0], nodes) for nodes in got] == [["a", "b"], ["c", "d"]]

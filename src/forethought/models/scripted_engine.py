@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
@@ -69,9 +70,11 @@ class ScriptedEngine:
         if self._script is None and want > left:
             raise EngineError(f"{want} answers asked for, {left} of {len(self._answers)} scripted ones are left")
         rows = []
+        repeated: Counter[tuple[int, int]] = Counter()
         for tree, leaf in leaves:
             before = self.renderer.tokenizer.decode(tree.path_ids(leaf)) if self._script else ""
-            begin = len(tree.children(leaf))
+            begin = len(tree.children(leaf)) + repeated[id(tree), leaf] * n
+            repeated[id(tree), leaf] += 1
             for i in range(n):
                 answer = self._script(before, begin + i) if self._script else self._answers[self._used + len(rows)]
                 rows.append(self._row(Answer(text=answer) if isinstance(answer, str) else answer, sampling))

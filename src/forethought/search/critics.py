@@ -114,6 +114,18 @@ class Combined:
         self.parts, self.scale, self.missing = dict(parts), scale, missing
         self.columns = tuple(name for name, part in self.parts.items() if part.weight)
 
+    @property
+    def most_tokens(self) -> int:
+        """Tokens that its rollouts may generate for one item."""
+        return sum(getattr(self.parts[name].critic, "most_tokens", 0) for name in self.columns)
+
+    def attach(self, names: Sequence[str], counts: defaultdict[str, np.ndarray]) -> None:
+        """Let the parts count in a search's accounts."""
+        for name in self.columns:
+            join = getattr(self.parts[name].critic, "attach", None)
+            if join is not None:
+                join(names, counts)
+
     def __call__(self, items: Sequence[Any]) -> list[Judgement | Exception]:
         found = {}
         for name in self.columns:

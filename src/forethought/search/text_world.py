@@ -447,6 +447,11 @@ class TextRollouts:
         self._counts: defaultdict[str, np.ndarray] = defaultdict(lambda: np.zeros(0, np.int64))
         self._number: dict[str, int] = {}
 
+    @property
+    def most_tokens(self) -> int:
+        """Tokens that one prefix may cost."""
+        return self.n * self.sampling.max_tokens
+
     def attach(self, names: Sequence[str], counts: defaultdict[str, np.ndarray]) -> None:
         """Count tokens in a search's accounts, and begin with no trees."""
         self._counts, self._number = counts, {name: i for i, name in enumerate(names)}
