@@ -14,7 +14,7 @@ from forethought.rewards.exploration import Correctness, Creativity, GradedCreat
 from forethought.rewards.judge import fence
 from forethought.rewards.parts import AnswerView, FunctionPart, IsolatedPart, Missing, RewardPart, TrajectoryView, view
 from forethought.rewards.reward import Reward
-from forethought.rewards.split import Splitter, find_boxes
+from forethought.rewards.split import Splitter, find_boxes, token_ends
 from forethought.rewards.verify import check, last_box
 from forethought.tree.tree import TokenTree
 
@@ -74,8 +74,9 @@ def test_a_box_that_opens_the_response_is_no_loophole():
 @pytest.mark.parametrize("text", ["", " ", r"\boxed{4}", "x" * 100_000, "\n\n"])
 def test_every_form_is_finite_at_its_edges(form, text):
     for unit in ("characters", "steps", "tokens"):
-        part = Length(form, cap=200, unit=unit, count_tokens=lambda t: len(t.split()))
-        score = part.judge([view("trajectory", "p", Splitter()(text), None)])[0]
+        part = Length(form, cap=200, unit=unit)
+        split = Splitter()(text, tuple(range(1, len(text) + 1)))
+        score = part.judge([view("trajectory", "p", split, None)])[0]
         assert isinstance(score, float) and math.isfinite(score)
 
 
@@ -396,10 +397,24 @@ def test_linear_form():
 
 def test_units():
     text = "one two\n\nthree \n"
-    assert Length(unit="characters").measure("x" * 10) == 2.5
-    assert Length(unit="steps").measure(text) == 2
-    assert Length(unit="steps", step_mark=r"\btry\b").measure("try 3: no. retry, try 4: no.") == 2
-    assert Length(unit="tokens", count_tokens=lambda t: len(t.split())).measure(text) == 3
+    split = Splitter()
+    assert Length(unit="characters").measure(split("x" * 10)) == 2.5
+    assert Length(unit="steps").measure(split(text)) == 2
+    assert Length(unit="steps", step_mark=r"\btry\b").measure(split("try 3: no. retry, try 4: no.")) == 2
+    unknown = Length(unit="tokens").judge([view("trajectory", "", split(text), None)])[0]
+    assert isinstance(unknown, Missing) and "token_ends" in unknown.reason
+
+
+def test_tokens_are_those_that_the_policy_wrote():
+    """Tokens "ab", "c", box, "1", "}", "de", end: whatever another tokenizer would make of the text."""
+    words = ["ab", "c", "\\boxed{", "1", "}", "de", ""]
+    text, ends = "".join(words), token_ends(range(7), lambda ids: words[ids[0]], {})
+    assert ends == (2, 3, 10, 11, 12, 14)
+    split = Splitter()(text, ends)
+    assert (split.tokens("all"), split.tokens("before first box"), Splitter()("abc", (2, 3)).tokens()) == (3, 2, 2)
+    assert Length(unit="tokens").measure(split) == 3
+    reward = rlsp(Correctness(), Length("linear", cap=10, unit="tokens"))
+    assert judge(reward, r"abc\boxed{4}", TASK).parts["length"] == pytest.approx(0.3)  # a byte is a token there
 
 
 def test_creativity_counts_different_things_up_to_a_cap():
@@ -414,7 +429,6 @@ def test_creativity_counts_different_things_up_to_a_cap():
         (lambda: Length(floor=0), "floor=0: give a positive length"),
         (lambda: Length("linear"), "needs a cap"),
         (lambda: Length("inverse", cap=5, floor=6), "cap=5 is below floor=6"),
-        (lambda: Length(unit="tokens"), "needs count_tokens"),
         (lambda: Length("linaer", cap=3), "form='linaer': one of inverse, linear, log"),
         (lambda: Length(c=math.nan), "c=nan"),
         (lambda: Correctness(mode="loose"), "mode='loose'"),

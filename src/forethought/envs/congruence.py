@@ -38,10 +38,10 @@ class PuzzleConfig:
 
     top: int = 11
     max_a: int = 0
-    max_b: int = 9
-    max_c: int = 9
+    max_b: int = 5
+    max_c: int = 5
     min_p: int = 13
-    max_p: int = 34
+    max_p: int = 47
 
     def __post_init__(self):
         bad = []
@@ -247,9 +247,8 @@ def _row(task: Task, kind: str, mix: Mix, rng: random.Random, spelled: bool) -> 
         tries = rng.randint(2, mix.max_tries)
         completion = search_trace(puzzle, tries, rng, repeats=mix.repeats, spelled=spelled)
     else:
-        xs = [rng.randint(0, puzzle.top) for _ in range(mix.checks)]
-        if rng.random() < 0.5:  # else "yes" would hardly be seen
-            xs[rng.randrange(len(xs))] = puzzle.solutions()[0]
+        solution = puzzle.solutions()[0]  # often enough for "yes" to be learnt
+        xs = [solution if rng.random() < 0.25 else rng.randint(0, puzzle.top) for _ in range(mix.checks)]
         prompt = f"check {' '.join(map(str, xs))}: {puzzle.expression}={puzzle.r}\n"
         completion = "".join(attempt(puzzle, x, spelled=spelled).removeprefix("try ") for x in xs)
     return {"prompt": prompt, "completion": completion, "kind": kind}

@@ -22,10 +22,11 @@ import numpy as np
 
 from forethought.errors import ConfigError, RewardError
 from forethought.rewards.judge import prompt_text
-from forethought.rewards.math_rewards import Decode, Item, _column, response_text
+from forethought.rewards.math_rewards import Decode, Item, _column
 from forethought.rewards.parts import Missing, RewardPart, Score, view
 from forethought.rewards.reward import Reward
-from forethought.rewards.split import Splitter
+from forethought.rewards.split import Split, Splitter, token_ends
+from forethought.tree.tree import TokenTree
 
 MissingPolicy = Literal["drop", "renormalise", "constant"]
 _log = logging.getLogger(__name__)
@@ -292,15 +293,13 @@ class PartsReward:
         self.combiner, self.decode, self.splitter = combiner, decode, splitter or Splitter()
         self.answer_column, self.watch = answer_column, watch
         self.metrics: dict[str, float] = {}
+        self._needs_tokens = any(p.needs_tokens for p in combiner.parts)
+        self._lengths: dict[int, int] = {}
 
     def judge_many(self, items: Sequence[Item]) -> list[Reward | RewardError]:
         """Rewards of many leaves."""
         rows = [
-            (
-                prompt_text(task),
-                self.splitter(response_text(tree, leaf, self.decode)),
-                _column(task, self.answer_column),
-            )
+            (prompt_text(task), self._split(tree, leaf), _column(task, self.answer_column))
             for tree, leaf, task in items
         ]
         weights = self.combiner.weights()
@@ -315,6 +314,11 @@ class PartsReward:
             self.watch.see([_fault({n: c[i] for n, c in scores.items()}) for i in range(len(items))])
             self.metrics["faults/share"] = self.watch.share
         return rewards
+
+    def _split(self, tree: TokenTree, leaf: int) -> Split:
+        ids = [i for node in tree.path(leaf) if tree.sampled[node] for i in tree.node_ids(node)]
+        ends = token_ends(ids, self.decode, self._lengths) if self._needs_tokens else None
+        return self.splitter(self.decode(ids) if ids else "", ends)
 
     def _note(
         self, scores: Mapping[str, Sequence[Score]], rewards: Sequence[Any], weights: Mapping[str, float]

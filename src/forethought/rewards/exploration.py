@@ -22,7 +22,7 @@ from typing import Any, Literal, Protocol, get_args
 
 from forethought.errors import ConfigError, RewardError
 from forethought.rewards.parts import Access, AnswerView, Missing, RewardPart, Score, TrajectoryView
-from forethought.rewards.split import Scope
+from forethought.rewards.split import Scope, Split
 from forethought.rewards.verify import MODES, Mode, check
 
 Unit = Literal["tokens", "characters", "steps"]
@@ -96,14 +96,13 @@ class Length(RewardPart):
         cap: longest length that is paid. The linear and the log form need one. Choose it below the limit of generation:
             otherwise a response that never ends is worth more than a wrong answer.
         floor: of the inverse form: shorter counts as this long, so that no length is divided by 0; above 0.
-        unit: "tokens" of the policy (needs `count_tokens`), "characters" / 4, or "steps": occurrences of `step_mark`,
-            or without one non-empty lines. Characters pay for digits, blanks and markup.
+        unit: "tokens" of the policy, as it wrote them, "characters" / 4, or "steps": occurrences of `step_mark`, or
+            without one non-empty lines. Characters pay for digits, blanks and markup.
         scope: which text counts; see `Split.reasoning`.
-        count_tokens: text -> number of the policy's tokens.
         step_mark: regular expression that begins a step.
 
     Raises:
-        ConfigError: a number outside its range, an unknown choice, or a missing counter.
+        ConfigError: a number outside its range, or an unknown choice.
     """
 
     name = "length"
@@ -118,7 +117,6 @@ class Length(RewardPart):
         floor: float = 1.0,
         unit: Unit = "characters",
         scope: Scope = "all",
-        count_tokens: Callable[[str], int] | None = None,
         step_mark: str | None = None,
     ):
         bad = [
@@ -136,25 +134,23 @@ class Length(RewardPart):
             bad.append(f"form={form!r} needs a cap: give the longest length that is paid")
         if cap is not None and form == "inverse" and cap < floor:
             bad.append(f"cap={cap} is below floor={floor}")
-        if unit == "tokens" and count_tokens is None:
-            bad.append("unit='tokens' needs count_tokens, a function from text to its number of tokens")
         if bad:
             raise ConfigError("length: " + "; ".join(bad))
         self.form, self.c, self.cap, self.floor, self.unit = form, c, cap, floor, unit
         self.scope: Scope = scope
-        self.count_tokens = count_tokens
+        self.needs_tokens = unit == "tokens"
         self.step_mark = re.compile(step_mark) if step_mark else None
 
-    def measure(self, text: str) -> float:
-        """L of a reasoning, in units."""
+    def measure(self, split: Split) -> float:
+        """L of a response, in units."""
+        if self.unit == "tokens":
+            return float(split.tokens(self.scope))
+        text = split.reasoning(self.scope)
         if self.unit == "characters":
             return len(text) / CHARACTERS_PER_TOKEN
-        if self.unit == "steps":
-            if self.step_mark is not None:
-                return float(len(self.step_mark.findall(text)))
-            return float(sum(bool(line.strip()) for line in text.splitlines()))
-        assert self.count_tokens is not None
-        return float(self.count_tokens(text))
+        if self.step_mark is not None:
+            return float(len(self.step_mark.findall(text)))
+        return float(sum(bool(line.strip()) for line in text.splitlines()))
 
     def value(self, length: float) -> float:
         """The score of a length."""
@@ -165,7 +161,7 @@ class Length(RewardPart):
         return paid / self.cap if self.form == "linear" else math.log1p(paid) / math.log1p(self.cap)
 
     def score(self, view: TrajectoryView) -> Score:
-        return self.value(self.measure(view.split.reasoning(self.scope)))
+        return self.value(self.measure(view.split))
 
 
 class Creativity(RewardPart):

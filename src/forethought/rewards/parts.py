@@ -104,6 +104,7 @@ def view(access: Access, problem: str, split: Split, gold: Any) -> View:
 class RewardPart:
     """One signal. Subclasses set `name` and `access` and give `score` (or `score_many`, where a batch is cheaper).
 
+    needs_tokens: it counts the policy's tokens (`Split.tokens`).
     costly: not asked while its weight is 0 (the others are, so that they are logged).
     required: where it is missing the sample has no reward, whatever the policy for missing parts: exploration without
     the verifier's word would be paid for anything.
@@ -111,6 +112,7 @@ class RewardPart:
 
     name: str
     access: Access
+    needs_tokens: bool = False
     costly: bool = False
     required: bool = False
 

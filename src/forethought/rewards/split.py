@@ -8,10 +8,12 @@ ends what is paid; RLSP's released servers grade the first box and pay what stan
 
 from __future__ import annotations
 
+from bisect import bisect_right
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Literal, get_args
 
-from forethought.errors import ConfigError, nearest
+from forethought.errors import ConfigError, RewardError, nearest
 from forethought.rewards._verify_text import _BRACE
 from forethought.rewards.verify import EXTRACTS, Extract, extract_answer
 
@@ -59,33 +61,61 @@ def find_boxes(text: str) -> tuple[list[Box], int | None]:
 @dataclass(frozen=True)
 class Split:
     """A response and its parts. answer: the text that is graded, None where there is none. open_box: where the last
-    box begins if it is not closed."""
+    box begins if it is not closed. token_ends: where in the text each of the policy's tokens ends, if that is known."""
 
     response: str
     boxes: tuple[Box, ...]
     open_box: int | None
     answer: str | None
+    token_ends: tuple[int, ...] | None = None
 
     @property
     def boxed(self) -> bool:
         """A box gives the answer."""
         return bool(self.boxes) and self.open_box is None
 
-    def reasoning(self, scope: Scope = "all") -> str:
-        """The text that counts as reasoning; without a box all of it."""
+    def spans(self, scope: Scope = "all") -> list[tuple[int, int]]:
+        """Where the reasoning stands in the text; without a box it is all of it."""
         starts = [b.start for b in self.boxes] + ([] if self.open_box is None else [self.open_box])
         if not starts:
-            return self.response
-        if scope == "before first box":
-            return self.response[: min(starts)]
-        if scope == "before last box":
-            return self.response[: max(starts)]
+            return [(0, len(self.response))]
+        if scope != "all":
+            return [(0, min(starts) if scope == "before first box" else max(starts))]
         out, at = [], 0
         for box in self.boxes:
-            out.append(self.response[at : box.start])
+            out.append((at, box.start))
             at = box.end
-        rest = self.response[at:] if self.open_box is None else self.response[at : max(at, self.open_box)]
-        return "".join([*out, rest])
+        return [*out, (at, len(self.response) if self.open_box is None else max(at, self.open_box))]
+
+    def reasoning(self, scope: Scope = "all") -> str:
+        """The text that counts as reasoning."""
+        return "".join(self.response[a:b] for a, b in self.spans(scope))
+
+    def tokens(self, scope: Scope = "all") -> int:
+        """Number of the policy's tokens that end within the reasoning.
+
+        Raises:
+            RewardError: the tokens are not known.
+        """
+        if self.token_ends is None:
+            raise RewardError("the tokens of this response are not known: give token_ends to the splitter")
+        return sum(bisect_right(self.token_ends, b) - bisect_right(self.token_ends, a) for a, b in self.spans(scope))
+
+
+def token_ends(ids: Sequence[int], decode: Callable[[list[int]], str], known: dict[int, int]) -> tuple[int, ...]:
+    """Where each token ends in the text, by decoding each by itself; tokens without text (end tokens) are left out.
+
+    Exact where a token is a piece of the text, as in byte-level tokenizers on ASCII; near where a character takes several
+    tokens. `known` keeps the lengths of tokens between calls.
+    """
+    ends, at = [], 0
+    for token in ids:
+        if token not in known:
+            known[token] = len(decode([token]))
+        if known[token]:
+            at += known[token]
+            ends.append(at)
+    return tuple(ends)
 
 
 class Splitter:
@@ -112,13 +142,13 @@ class Splitter:
         self.fallback: Extract | None = fallback
         self.thinking_end = thinking_end
 
-    def __call__(self, response: str) -> Split:
+    def __call__(self, response: str, token_ends: tuple[int, ...] | None = None) -> Split:
         boxes, open_box = find_boxes(response)
         visible = response
         if self.thinking_end:
             head, mark, visible = response.rpartition(self.thinking_end)
             if not mark:
-                return Split(response, (), open_box, None)
+                return Split(response, (), open_box, None, token_ends)
             boxes = [b for b in boxes if b.start >= len(head) + len(mark)]
         if self.answer == "first" and boxes:
             answer: str | None = boxes[0].content
@@ -127,4 +157,4 @@ class Splitter:
             answer = extract_answer(visible)
         if answer is None and self.fallback is not None:
             answer = extract_answer(visible, extract=self.fallback)
-        return Split(response, tuple(boxes), open_box, answer)
+        return Split(response, tuple(boxes), open_box, answer, token_ends)
