@@ -28,6 +28,8 @@ def test_text_numbers():
     found = text_behaviour(r"a b c d a b c d \boxed{1} or \boxed{2}")
     assert found["boxes"] == 2 and found["words"] == 11
     assert found["repetition"] == pytest.approx(1 / 8)
+    assert text_behaviour("wait, " * 100)["compression"] < 0.1 < text_behaviour("the quick brown fox")["compression"]
+    assert text_behaviour("")["compression"] > 0
 
 
 def test_trace_numbers():

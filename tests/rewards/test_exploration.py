@@ -112,6 +112,15 @@ def test_mixing():
     assert judge(same, RIGHT_1000, TASK).value == pytest.approx(0.10, abs=1e-12)
 
 
+def test_numbers_of_the_batch():
+    reward = mixed(0.75)
+    judge(reward, RIGHT_1000, TASK)
+    assert reward.metrics["boxed"] == 1 and reward.metrics["verifier/calls"] == 1
+    assert reward.metrics["part/length/mean"] == -1 and reward.metrics["weight/creativity"] == 0.2
+    counted = GradedCreativity(Grades(0.5), lambda: {"grader/calls": 3.0})
+    assert counted.metrics() == {"grader/calls": 3.0}
+
+
 def test_a_grade_outside_of_its_scale_is_missing():
     for grade in (1.5, -0.1, math.nan):
         assert isinstance(judge(mixed(grade), RIGHT_1000, TASK), RewardError)

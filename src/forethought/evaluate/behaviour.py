@@ -11,6 +11,7 @@ was not found, so the marks below are ours.
 from __future__ import annotations
 
 import re
+import zlib
 from collections.abc import Iterable, Mapping, Sequence
 
 import numpy as np
@@ -43,7 +44,8 @@ MARKS: dict[str, re.Pattern[str]] = {
 
 
 def text_behaviour(text: str, splitter: Splitter | None = None) -> dict[str, float]:
-    """Counts of one free-text response: each kind of `MARKS`, boxes, words, and the share of repeated 4-grams of words."""
+    """Numbers of one free-text response: counts of each kind of `MARKS`, boxes, words; share of repeated 4-grams of
+    words; compression (compressed by original size; low: it repeats itself)."""
     words = text.split()
     out = {name: float(len(pattern.findall(text))) for name, pattern in MARKS.items()}
     split = (splitter or Splitter())(text)
@@ -51,6 +53,7 @@ def text_behaviour(text: str, splitter: Splitter | None = None) -> dict[str, flo
         "boxes": float(len(split.boxes)),
         "words": float(len(words)),
         "repetition": ngram_repetition(words),
+        "compression": len(zlib.compress(text.encode())) / max(1, len(text.encode())),
     }
 
 

@@ -310,6 +310,7 @@ class PartsReward:
             scores[part.name] = part.judge([view(part.access, *row) for row in rows])
         rewards = self.combiner.combine(scores)
         self._note(scores, rewards, weights)
+        self.metrics["boxed"] = sum(split.boxed for _, split, _ in rows) / len(rows) if rows else 0.0
         if self.watch is not None:
             self.watch.see([_fault({n: c[i] for n, c in scores.items()}) for i in range(len(items))])
             self.metrics["faults/share"] = self.watch.share
@@ -334,6 +335,8 @@ class PartsReward:
         out["faults/dropped"] = 1 - len(made) / len(rewards) if rewards else 0.0
         if made:
             out["reward/clipped_share"] = float(np.mean([bool(r.parts.get("weighted/clip")) for r in made]))
+        for part in self.combiner.parts:
+            out |= part.metrics()
         self.metrics = out
 
     def state_dict(self) -> dict[str, Any]:

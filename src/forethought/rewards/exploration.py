@@ -87,6 +87,9 @@ class Correctness(RewardPart):
         self.limits += verdict.reason.startswith("limit")
         return (self.right if verdict.correct else self.wrong) + penalty
 
+    def metrics(self) -> dict[str, float]:
+        return {"verifier/calls": float(self.calls), "verifier/limits": float(self.limits)}
+
 
 class Length(RewardPart):
     """Length of the reasoning, whatever it says and whether it is right.
@@ -208,14 +211,17 @@ class GradedCreativity(RewardPart):
 
     A grade that fails is missing: the published default of 0.5 pays for answers that break the grader. Cache, budget,
     audit and what is done about instructions in the answer are the grader's (`judge.Grader`); use `RUBRIC`.
+
+    Args:
+        counts: further numbers to log (calls, audit).
     """
 
     name = "creativity"
     access: Access = "trajectory"
     costly = True
 
-    def __init__(self, grader: Grades):
-        self.grader = grader
+    def __init__(self, grader: Grades, counts: Callable[[], dict[str, float]] = dict):
+        self.grader, self.metrics = grader, counts
 
     def score_many(self, views: Sequence[TrajectoryView]) -> list[Score]:
         try:

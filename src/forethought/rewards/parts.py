@@ -151,6 +151,10 @@ class RewardPart:
                 out.append(number)
         return out
 
+    def metrics(self) -> dict[str, float]:
+        """Further numbers to log, counted since the part was made."""
+        return {}
+
     def close(self) -> None:
         """Let go of processes and connections."""
 

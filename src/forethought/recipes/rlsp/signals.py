@@ -182,7 +182,12 @@ def _creativity(config: SignalConfig, puzzles: bool) -> RewardPart:
             second = ChatJudge(grader.base_url, grader.audit_model, budget=budget, **server)
             audit = Audit(second, share=grader.audit_share)
         judge = ChatJudge(grader.base_url, grader.model, budget=budget, cache=grader.cache or None, **server)
-        return GradedCreativity(Grader(judge, RUBRIC, audit=audit))
+
+        def counts() -> dict[str, float]:
+            asked = {"grader/calls": float(judge.calls), "grader/missing_share": judge.stats.missing_share}
+            return asked | ({f"grader/{k}": v for k, v in audit.metrics().items()} if audit else {})
+
+        return GradedCreativity(Grader(judge, RUBRIC, audit=audit), counts)
     if not puzzles:
         raise ConfigError(
             "an arm that pays creativity needs a grader for these problems: give signals.grader.base_url and "
