@@ -29,9 +29,9 @@ class HashGame:
     value and reward in eighths (so that sums are exact in any order), priors, the player, and whether it has ended.
     """
 
-    def __init__(self, roots, *, actions=4, players=1, rewards=True, end_share=16, uniform=False):
+    def __init__(self, roots, *, actions=4, players=1, rewards=True, end_share=16, uniform=False, bits=3):
         self.actions, self.players, self.rewards = actions, players, rewards
-        self.end_share, self.uniform = end_share, uniform
+        self.end_share, self.uniform, self.bits = end_share, uniform, bits  # bits of a prior's weight
         self.start = [mix(r) for r in roots]
         while any(ended := [self.read(s)["ended"] for s in self.start]):
             self.start = [mix(s) if e else s for s, e in zip(self.start, ended, strict=True)]
@@ -41,7 +41,7 @@ class HashGame:
         return self.read(mix((state + action + 1) & MASK))
 
     def read(self, state: int) -> dict:
-        bits = [1 + (state >> (8 + 3 * a)) % 8 for a in range(self.actions)]
+        bits = [1 + (state >> (8 + self.bits * a)) % (1 << self.bits) for a in range(self.actions)]
         total = float(sum(bits))
         ended = bool(self.end_share) and state % self.end_share == 3
         return {
@@ -66,8 +66,8 @@ class HashGame:
         value = ((states >> u(40)) & u(255)).astype(float) / 128 - 1
         prior = None
         if not self.uniform:
-            shifts = (8 + 3 * np.arange(self.actions)).astype(u)
-            bits = 1.0 + ((states[:, None] >> shifts) & u(7))
+            shifts = (8 + self.bits * np.arange(self.actions)).astype(u)
+            bits = 1.0 + ((states[:, None] >> shifts) & u((1 << self.bits) - 1))
             prior = bits / bits.sum(1, keepdims=True)
         return ArrayStep(
             states=states,
