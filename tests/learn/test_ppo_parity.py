@@ -17,6 +17,7 @@ import numpy as np
 import pytest
 import torch
 
+from forethought.learn.online import Group
 from forethought.learn.optim import OptimConfig
 from forethought.learn.ppo import PartConfig, PPOConfig, PPOTrainer
 from forethought.learn.session import fit
@@ -27,7 +28,7 @@ from forethought.models.tiny import char_tokenizer, tiny_model
 from forethought.models.torch_engine import TorchEngine
 from forethought.rewards.reward import Reward
 from forethought.rundir import RunDir
-from forethought.tree.tree import Stop
+from forethought.tree.tree import Stop, TokenTree
 from tinymodels import CONFIGS, IntTokenizer, tiny
 
 OPTIM = OptimConfig(lr=0.003, weight_decay=0.01, grad_clip=1.0)
@@ -200,6 +201,31 @@ def test_packed_trees_equal_padded_rows(critic, reduction):
             assert got[name] == pytest.approx(want[name], rel=1e-3, abs=1e-6), name
         for mine, other in zip(gradients, theirs, strict=True):
             torch.testing.assert_close(mine, other, atol=1e-5, rtol=1e-3)
+
+
+def test_three_sequences_of_lengths_2_5_3():
+    """Acceptance 17: packed equals padded under each averaging rule, and the two rules differ."""
+    found: dict[str, list[float]] = {"token-mean": [], "sequence-mean": []}
+    for reduction, losses in found.items():
+        for layout in ("tree", "linear"):
+            trainer = make(replace(CONFIG, reduction=reduction, ppo_epochs=1, kl_coef=0.0), layout=layout)
+            groups = []
+            for i, size in enumerate((2, 5, 3)):
+                tree = TokenTree([5 + i, 7], task=str(i))
+                leaf = tree.add(0, range(20, 20 + size), sampled=True, logprobs=[-2.0] * size)
+                tree.reward[leaf] = i
+                groups.append(Group({"id": str(i)}, tree, [leaf], np.array([float(i)]), [Reward(float(i))]))
+            metrics = trainer.update(trainer.assign(groups))
+            assert metrics["tokens/trained"] == 10
+            losses += [metrics["loss/value"], metrics["loss/policy"], metrics["grad_norm"]]
+    for packed in found.values():
+        np.testing.assert_allclose(packed[:3], packed[3:], rtol=1e-4)
+    # Values are 0, so the value loss is half the mean of squared returns: rewards 0, 1, 2, discounted.
+    squares = [
+        [(r * 0.98 ** (n - 1 - t) * 0.9 ** (n - 1 - t)) ** 2 for t in range(n)] for r, n in ((0, 2), (1, 5), (2, 3))
+    ]
+    assert found["token-mean"][0] == pytest.approx(0.5 * sum(map(sum, squares)) / 10, rel=1e-4)
+    assert found["sequence-mean"][0] == pytest.approx(0.5 * np.mean([np.mean(s) for s in squares]), rel=1e-4)
 
 
 @pytest.mark.parametrize("family", list(CONFIGS))
