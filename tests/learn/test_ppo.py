@@ -149,6 +149,12 @@ def test_adaptive_kl():
     assert adapted_kl_coef(0.1, -1.0, target=0.01, horizon=100, samples=10) == pytest.approx(0.1 * 0.98)
 
 
+def test_a_frozen_actor_does_not_adapt_the_kl():
+    trainer = make(PPOConfig(**{**FAST, **KL, "kl_target": 0.1, "kl_horizon": 64, "critic_warmup": 2}), judge=alternate)
+    found = [trainer.train_step()[0]["kl/coef"] for _ in range(4)]
+    assert found[:3] == [0.01] * 3 and found[3] == pytest.approx(0.01 * (1 - 0.2 * 32 / 64))
+
+
 # -- learning ----------------------------------------------------------------------------------------------------------
 
 

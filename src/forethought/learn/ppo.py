@@ -486,7 +486,9 @@ class PPOTrainer(RolloutTrainer):
         if config.kl_coef:
             metrics["kl/coef"] = self.kl_coef
             measured = self._numbers.get("kl/reward", metrics.get("kl"))
-            if config.kl_target is not None and measured is not None:
+            if (
+                config.kl_target is not None and measured is not None and not self.warming_up
+            ):  # a frozen actor has no KL
                 self.kl_coef = adapted_kl_coef(
                     self.kl_coef,
                     measured,
