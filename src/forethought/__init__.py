@@ -52,6 +52,8 @@ if TYPE_CHECKING:
     from forethought.learn.ppo import PartConfig as PartConfig
     from forethought.learn.ppo import PPOConfig as PPOConfig
     from forethought.learn.ppo import PPOTrainer as PPOTrainer
+    from forethought.learn.preference_game import GameConfig as GameConfig
+    from forethought.learn.preference_game import GameTrainer as GameTrainer
     from forethought.learn.session import fit as fit
     from forethought.models.chat import ChatRenderer as ChatRenderer
     from forethought.models.chat import preference_tree as preference_tree
@@ -138,6 +140,7 @@ _NAMES: dict[str, str] = {
     "learn.offline": "SFTConfig SFTTrainer",
     "learn.pairs": "PairConfig PairTrainer PreferencePair annotate_pairs=annotate usable_pairs",
     "learn.ppo": "PPOConfig PPOTrainer PartConfig",
+    "learn.preference_game": "GameConfig GameTrainer",
     "learn.session": "fit",
     # evaluation and runs
     "evaluate.suites": "EvalResult evaluate_tasks=evaluate",
@@ -173,6 +176,8 @@ __all__ = [
     "ForethoughtError",
     "FormatReward",
     "FunctionOracle",
+    "GameConfig",
+    "GameTrainer",
     "Grader",
     "JudgeOracle",
     "Kind",

@@ -296,3 +296,24 @@ def test_a_later_optimizer_of_the_same_model_gets_the_gradients():
     assert second.step()["grad_norm"] > 0
     assert any(bool((w != start[n]).any()) for n, w in second.master_state().items())
     assert all(m.grad is None for m in first.masters)
+
+
+def test_reset_begins_anew_on_the_weights_as_they_are():
+    model = torch.nn.Linear(2, 1)
+    used = Optimizer(model, OptimConfig(lr=0.1, schedule="linear"), total_steps=4)
+    for _ in range(3):
+        model(torch.ones(2)).sum().backward()
+        used.step()
+    model(torch.ones(2)).sum().backward()
+    weights = {n: m.clone() for n, m in used.master_state().items()}
+    used.reset(2)
+    assert used.lr == 0.1 and not used.adamw.state and all(p.grad is None for p in model.parameters())
+    assert all(torch.equal(m, weights[n]) for n, m in used.master_state().items())
+    fresh = torch.nn.Linear(2, 1)
+    fresh.load_state_dict(model.state_dict())
+    other = Optimizer(fresh, OptimConfig(lr=0.1, schedule="linear"), total_steps=2)
+    for _ in range(2):
+        for module, optimizer in ((model, used), (fresh, other)):
+            module(torch.ones(2)).sum().backward()
+            optimizer.step()
+    assert all(torch.equal(a, b) for a, b in zip(model.parameters(), fresh.parameters(), strict=True))

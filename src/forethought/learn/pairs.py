@@ -203,8 +203,8 @@ def pair_loss(
 ) -> LossOut:
     """The loss of the pairs of one batch, each with coefficient 1/total, and its metrics.
 
-    Beside those of `pair_losses`: loss/excess for hard labels with a known p, and moved/max, the largest |log-prob
-    minus previous| of an answer's margin (0 before the first step of an iteration).
+    Beside those of `pair_losses`: loss/excess for hard labels with a known p, margin/... of every column, and moved/max,
+    the largest |D_policy - D_previous| (0 before the first step of an iteration).
 
     Args:
         logp: [M] log-probs of the batch's targets, with gradient. columns: [M] each.
@@ -240,9 +240,13 @@ def pair_loss(
     if config.loss in ("ipo", "inpo") and not soft:
         rest = (coef * floor(p, eta if config.loss == "inpo" else beta)).sum()
         metrics["loss/excess"] = float((out.loss - rest).detach())
-    if PREVIOUS in ties:
-        moved = (policy[0] - policy[1] - ties[PREVIOUS][0] + ties[PREVIOUS][1]).detach().abs()
-        metrics["moved/max"] = float(moved.max())
+    margin = (policy[0] - policy[1]).detach()
+    for column, (chosen, rejected) in ties.items():
+        name = {REFERENCE: "reference", PREVIOUS: "previous"}[column]
+        metrics[f"margin/{name}"] = float((coef * (chosen - rejected)).sum())
+        if column == PREVIOUS:
+            metrics["moved/max"] = float((margin - chosen + rejected).abs().max())
+    metrics["margin/policy"] = float((coef * margin).sum())
     return LossOut(out.loss, metrics)
 
 
@@ -282,13 +286,16 @@ def update_pairs(
     *,
     soft: bool = False,
     temperature: float = 1.0,
+    watch: Sequence[str] = (),
 ) -> dict[str, float]:
     """One optimiser step on these pairs (this process's share of the global batch); returns its metrics.
+
+    `watch`: columns that are only reported on (margin/previous, moved/max).
 
     Raises:
         DataError: a column that the loss reads is missing or not finite; see `Learner.update` for the rest.
     """
-    columns = config.columns(numbers)
+    columns = list(dict.fromkeys([*config.columns(numbers), *watch]))
     total = learner.distributed.sum(len(pairs))
     with learner.distributed.together():
         for column in columns:

@@ -39,7 +39,7 @@ Evaluate = Callable[[int], Mapping[str, float]]
 """step -> numbers to log, without touching the trainer's state."""
 
 # Shown beside the bar, in this order.
-_SHOWN = ("reward/mean", "loss", "eval/accuracy", "entropy", "completions/mean_length")
+_SHOWN = ("reward/mean", "loss", "rewards/accuracies", "h/mean", "eval/accuracy", "entropy", "completions/mean_length")
 
 
 @contextmanager
@@ -76,6 +76,11 @@ def load(trainer: Trainer, folder: Path) -> Any:
     trainer.load_state_dict(state["trainer"])
     set_rng_state(state["rng"])
     return state["extra"]
+
+
+def _due(before: int, after: int, every: int) -> bool:
+    """Was a multiple of `every` reached? A trainer may move on by more than one step at once."""
+    return bool(every) and after // every > before // every
 
 
 def fit(
@@ -127,8 +132,9 @@ def fit(
         with _soft_interrupt() as interrupted, Progress(steps, title, start=trainer.step) as bar:
             shown: dict[str, float] = {}
             while trainer.step < steps:
+                before = trainer.step
                 metrics, groups = trainer.train_step()
-                if evaluate and (trainer.step == steps or (eval_every and trainer.step % eval_every == 0)):
+                if evaluate and (trainer.step == steps or _due(before, trainer.step, eval_every)):
                     metrics |= evaluate(trainer.step)
                 shown |= {k: metrics[k] for k in _SHOWN if k in metrics}
                 bar.update(trainer.step, **shown)
@@ -139,7 +145,7 @@ def fit(
                         store.append(tree, task=str(task["id"]), step=trainer.step, kind="train", **match)
                 last = trainer.step >= steps
                 stop = interrupted()
-                if main and ((save_every and trainer.step % save_every == 0) or (last and save_last) or stop):
+                if main and (_due(before, trainer.step, save_every) or (last and save_last) or stop):
                     save(trainer, run, name, extra() if extra else None)
                 if stop:
                     raise Interrupted(
