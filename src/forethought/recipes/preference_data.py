@@ -34,21 +34,13 @@ from forethought.models.engine import Engine, Leaf
 from forethought.models.openai_engine import OpenAIEngine
 from forethought.progress import Progress
 from forethought.recipes.inputs import Judge, Say, Task, encode_prompts, load_prompts
+from forethought.recipes.judging import close_oracle, open_oracle, trial
 from forethought.recipes.own_job import cell, check_place
 from forethought.recipes.preference_job import PairsJob, job_of
 from forethought.recipes.results import results
 from forethought.recipes.session import Workbench, open_model
-from forethought.rewards.judge import Budget, ChatJudge
-from forethought.rewards.oracles import (
-    BETTER,
-    BothOrders,
-    BradleyTerry,
-    JudgeOracle,
-    Oracle,
-    check_oracle,
-    load_oracle,
-    text_item,
-)
+from forethought.rewards.judge import ChatJudge
+from forethought.rewards.oracles import Oracle, text_item
 from forethought.rewards.pairs import Pair as PairOf
 from forethought.rewards.pairs import (
     PairCounts,
@@ -162,19 +154,24 @@ class _Work:
 
     def close(self) -> None:
         """End the processes of the oracle."""
-        close = getattr(self._inner(), "close", None)
-        if callable(close):
-            close()
-
-    def _inner(self) -> Oracle | None:
-        return self.oracle.oracle if isinstance(self.oracle, BothOrders) else self.oracle
+        close_oracle(self.oracle)
 
     def open(self, run: RunDir, files: _Files) -> None:
         """The oracle, with trial questions; then the model, which takes longer."""
         job = self.job
         if job.oracle:
-            self.oracle = self._oracle(run)
-            self._trial()
+            self.oracle = open_oracle(
+                job.oracle,
+                reward=self.judge,
+                judge=job.judge,
+                scale=job.scale,
+                both_orders=job.both_orders,
+                timeout=job.reward_timeout,
+                seed=job.seed,
+                cache=run.path / "judge_replies.jsonl",
+            )
+            self.chat_judge = getattr(self.oracle, "judge", None) if job.oracle == "judge" else None
+            trial(self.oracle, self.tasks, self.say)
         if job.rollouts is not None or len(files.judged) == len(self.tasks):
             return
         if job.endpoint is not None:
@@ -185,38 +182,6 @@ class _Work:
         self.engine = self.bench.engine
         if self.judge is not None and job.how == "verified":
             self.judge.bind(self.bench.decode)
-
-    def _oracle(self, run: RunDir) -> Oracle:
-        job = self.job
-        if job.oracle == "reward":
-            return BradleyTerry(self.judge, scale=job.scale)
-        if job.oracle == "judge":
-            s = job.judge
-            self.chat_judge = ChatJudge(
-                s.url,
-                s.model,
-                max_tokens=s.max_tokens,
-                temperature=s.temperature,
-                seed=job.seed,
-                logprobs=s.logprobs,
-                budget=Budget(calls=s.calls),
-                parallel=s.parallel,
-                cache=run.path / "judge_replies.jsonl",
-            )
-            return JudgeOracle(self.chat_judge, samples=s.samples, criteria=s.criteria or BETTER)
-        oracle = load_oracle(str(job.oracle), timeout=job.reward_timeout)
-        return BothOrders(oracle) if job.both_orders else oracle
-
-    def _trial(self) -> None:
-        """Raises: RewardError where the oracle cannot be used; one that raises on a trial answer is only told."""
-        inner, task = self._inner(), self.tasks[0]
-        assert inner is not None
-        try:
-            check_oracle(inner, [(task, "0", str(task.get("answer", "yes")))])
-        except RewardError as err:
-            if " raised " not in str(err):
-                raise
-            self.say(f"{err}; pairs on which it fails are left out")
 
     def spent(self, wall_s: float) -> dict[str, float]:
         out = {"wall_s": wall_s, "verifier_calls": self.verifier_calls}
