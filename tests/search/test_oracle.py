@@ -5,6 +5,8 @@ import pytest
 from games import HashGame
 from oracle import Oracle
 
+from forethought.errors import ConfigError
+from forethought.search import kernels
 from forethought.search.arrays import ArrayDomain
 from forethought.search.mcts import Budget, Search, SearchConfig
 from forethought.search.rules import PUCT, UCT, MaxBackup, ProgressiveWidth, SoftBackup
@@ -56,10 +58,14 @@ def mine(search, tree=0):
 
 @pytest.mark.parametrize("name", CONFIGS)
 @pytest.mark.parametrize("players", [1, 2])
-def test_equals_the_reference_bit_for_bit(name, players):
+@pytest.mark.parametrize("compiled", [False, True])
+def test_equals_the_reference_bit_for_bit(name, players, compiled):
     config = CONFIGS[name]
     roots = [11, 12, 13, 14, 15]
-    search = Search(ArrayDomain(HashGame(roots, players=players)), config)
+    domain = ArrayDomain(HashGame(roots, players=players))
+    if compiled and not (kernels.available() and kernels.carries(Search(domain, config).forest)):
+        pytest.skip("no numba, or rules that only the NumPy path has")
+    search = Search(domain, config, compiled=compiled)
     search.run(Budget(simulations=150))
     game = HashGame(roots, players=players)
     for tree in range(len(roots)):
@@ -102,3 +108,30 @@ def test_a_search_goes_on_where_it_stopped():
     for end in (1, 50, 120):
         parts.run(Budget(simulations=end))
     assert mine(parts) == mine(whole) and mine(parts, 1) == mine(whole, 1)
+
+
+def test_compiled_rounds_are_refused_where_they_do_not_apply():
+    for config in (SearchConfig(leaves=2), SearchConfig(backup=MaxBackup()), SearchConfig(exhaust=True)):
+        with pytest.raises(ConfigError, match="compiled=True: needs numba"):
+            Search(ArrayDomain(HashGame([1])), config, compiled=True)
+
+
+@pytest.mark.skipif(not kernels.available(), reason="no numba")
+@pytest.mark.parametrize("name", ["uct", "muzero", "puct, parent"])
+@pytest.mark.parametrize("actions", [3, 4, 7])
+def test_compiled_arrays_equal_the_others_to_the_last_one(name, actions):
+    """Every array, of a search that stopped, grew its arrays and had trees of different ends."""
+    runs = []
+    for compiled in (False, True):
+        search = Search(
+            ArrayDomain(HashGame(range(9), actions=actions, players=2, end_share=4)), CONFIGS[name], compiled=compiled
+        )
+        for end in (10, 200):
+            search.run(Budget(simulations=end))
+        runs.append(search)
+    plain, fast = (s.forest.to_arrays() for s in runs)
+    for key, array in plain.items():
+        np.testing.assert_array_equal(array, fast[key], key)
+    assert dict(runs[0].counts).keys() == dict(runs[1].counts).keys()
+    assert all((runs[0].counts[k] == runs[1].counts[k]).all() for k in runs[0].counts)
+    assert runs[0].trace(3) == runs[1].trace(3)

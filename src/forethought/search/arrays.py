@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Any, Protocol
 
 import numpy as np
 
@@ -51,6 +51,7 @@ class ArrayDomain:
     """An `ArrayModel` as the world of a search; see `mcts.Domain`."""
 
     grows = False
+    lists_all = True
     columns: tuple[str, ...] = ()
 
     def __init__(self, model: ArrayModel, names: Sequence[str] | None = None):
@@ -63,20 +64,25 @@ class ArrayDomain:
         if len(self.names) != trees:
             raise ConfigError(f"{len(self.names)} names for {trees} roots: give one each")
         self.counts: defaultdict[str, np.ndarray] = new_counts(trees)
-        self._uniform = np.full(model.actions, 1 / model.actions)
         first = self._roots.states
         self._states = np.zeros((trees, 64, *first.shape[1:]), first.dtype)
 
     def _answers(self, step: ArrayStep) -> Answers:
-        size = len(step.states)
+        size, actions = len(step.states), self.model.actions
+
+        def column(value: Any, dtype: type) -> np.ndarray:
+            if isinstance(value, np.ndarray):
+                return value if value.dtype == dtype else value.astype(dtype)
+            return np.full(size, value, dtype)
+
         return Answers(
             status=np.zeros(size, np.int8),
-            reward=np.broadcast_to(np.asarray(step.reward, np.float64), size),
-            value=np.asarray(step.value, np.float64),
-            ended=np.array(np.broadcast_to(step.ended, size)),
-            player=np.broadcast_to(np.asarray(step.player, np.int8), size),
-            prior=np.broadcast_to(self._uniform, (size, self.model.actions)) if step.prior is None else step.prior,
-            edges=np.full(size, self.model.actions, np.int32),
+            reward=column(step.reward, np.float64),
+            value=column(step.value, np.float64),
+            ended=column(step.ended, np.bool_),
+            player=column(step.player, np.int8),
+            prior=np.full((size, actions), 1 / actions) if step.prior is None else step.prior,
+            edges=np.full(size, actions, np.int32),
             state=step.states,
         )
 

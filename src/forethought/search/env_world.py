@@ -169,6 +169,7 @@ class EnvDomain:
     """
 
     grows = False
+    lists_all = False
 
     def __init__(
         self,

@@ -23,6 +23,7 @@ import numpy as np
 
 from forethought.config import derive_seed
 from forethought.errors import ConfigError, RewardError
+from forethought.search import kernels
 from forethought.search.forest import NEW, NONE, Forest, Paths
 from forethought.search.rules import UCT, Backup, MeanBackup, Noise, Selection, Width, check_number
 
@@ -157,12 +158,14 @@ class Answers:
 class Domain(Protocol):
     """The world of a search: what is behind nodes and edges.
 
-    names: one stable name a tree. grows: edges are proposed one by one (`NEW`), not listed. columns: parts of its
-    evaluation. counts: what it spent, by name, [T] each; "tokens" and "evaluations" are what budgets look at.
+    names: one stable name a tree. grows: edges are proposed one by one (`NEW`), not listed. lists_all: every state lists
+    all edges there are, and no request fails or is merged. columns: parts of its evaluation. counts: what it spent, by
+    name, [T] each; "tokens" and "evaluations" are what budgets look at.
     """
 
     names: list[str]
     grows: bool
+    lists_all: bool
     columns: tuple[str, ...]
     counts: defaultdict[str, np.ndarray]
 
@@ -189,13 +192,18 @@ class Search:
 
     Args:
         domain: the world. config: how to search.
+        compiled: whether to use compiled rounds (see `kernels`) where they apply, which changes no number; None: if
+            numba is there.
+
+    Raises:
+        ConfigError: no roots; a width is missing; compiled=True where it cannot be.
 
     Attributes: forest; counts (by name, [T] each; the domain's, and simulations, failures, merged, shared, revisits);
     stopped ([T] reason: "" while a tree is open; the name of a limit is not kept, so that a larger budget goes on);
     found ([T] node that reached `stop_at`, or -1); interrupted.
     """
 
-    def __init__(self, domain: Domain, config: SearchConfig | None = None):
+    def __init__(self, domain: Domain, config: SearchConfig | None = None, *, compiled: bool | None = None):
         self.domain, self.config = domain, config or SearchConfig()
         if not domain.names:
             raise ConfigError("search: no roots; give at least one")
@@ -220,6 +228,11 @@ class Search:
             columns=domain.columns,
         )
         self._started = False
+        fits = domain.lists_all and c.leaves == 1 and c.stop_at is None and not c.exhaust
+        fits = fits and kernels.available() and kernels.carries(self.forest)
+        if compiled and not fits:
+            raise ConfigError("compiled=True: needs numba, an array model, one leaf a round and plain rules; leave it")
+        self._compiled = kernels.Rounds(self.forest) if fits and compiled is not False else None
 
     # -- the loop --
     def run(self, budget: Budget, *, progress: Callable[[int], None] | None = None) -> Forest:
@@ -332,6 +345,8 @@ class Search:
 
     def _round(self, budget: Budget) -> bool:
         """One round; False when no tree is left."""
+        if self._compiled is not None:
+            return self._compiled_round(self._compiled, budget)
         forest, several = self.forest, self.config.leaves > 1
         forest.reserve(self.config.leaves)
         tickets: list[Paths] = []
@@ -370,6 +385,50 @@ class Search:
             self._settle(paths, answers, place)
         return True
 
+    def _compiled_round(self, rounds: kernels.Rounds, budget: Budget) -> bool:
+        """The same for one leaf a tree in compiled code."""
+        forest = self.forest
+        trees = self._active(budget)
+        if not len(trees):
+            return False
+        forest.reserve(1)
+        last = rounds.descend(trees)
+        slots = forest.best[last]
+        new = slots != NONE
+        every = bool(new.all())
+        at = trees if every else trees[new]
+        size = len(trees)
+        columns: list[np.ndarray] = [np.zeros(size), np.zeros(size), np.zeros(size, bool), np.zeros(size, np.int8)]
+        columns.append(np.zeros((size, 1)))
+        answers = None
+        if len(at):
+            where = last if every else last[new]
+            depth = forest.depth[where] + 1
+            final = depth >= self.config.max_depth
+            answers = self.domain.open(
+                Requests(at, where % forest.capacity, slots if every else slots[new], depth, final)
+            )
+            worth = answers.value + answers.reward
+            if not math.isfinite(worth.sum()):
+                self._check_values(worth, ~np.isfinite(worth), at)
+            assert answers.prior is not None
+            found = [answers.reward, answers.value, answers.ended | final, answers.player, answers.prior]
+            if every:
+                columns = found
+            else:
+                columns[-1] = np.zeros((size, answers.prior.shape[1]))
+                for wide, column in zip(columns, found, strict=True):
+                    wide[new] = column
+        leaves = rounds.grow(trees, last, new, *columns)
+        nodes = leaves % forest.capacity
+        if answers is not None:
+            self.domain.store(answers, np.arange(len(at)), at, nodes if every else nodes[new])
+        self.counts["simulations"][trees] += 1
+        if not every:
+            self.counts["revisits"][trees[~new]] += 1
+        self._trace.append((trees, nodes))
+        return True
+
     def _ask(self, tickets: list[Paths]) -> tuple[Answers | None, list[np.ndarray]]:
         """One call of the domain for all tickets; per ticket the index of each path's answer (-1: none needed)."""
         forest = self.forest
@@ -389,7 +448,7 @@ class Search:
         answers = self.domain.open(requests)
         checked = (answers.status == Status.OK) & ~np.isfinite(answers.value + answers.reward)
         self._check_values(answers.value + answers.reward, checked, requests.trees)
-        answers.ended |= requests.final
+        answers.ended = answers.ended | requests.final
         return answers, places
 
     def _check_values(self, values: np.ndarray, bad: np.ndarray, trees: np.ndarray) -> None:

@@ -126,6 +126,10 @@ class PUCT:
             check_number("unvisited", self.unvisited)
         object.__setattr__(self, "_weight", Table(self._exploration))
 
+    def weight(self, counts: np.ndarray) -> np.ndarray:
+        """c(N) * sqrt(N) of node counts."""
+        return self._weight(counts)  # type: ignore[attr-defined]
+
     def _exploration(self, n: int) -> float:
         c = self.c if self.c_base is None else self.c + math.log((n + self.c_base + 1) / self.c_base)
         return c * math.sqrt(max(n, 1))
@@ -136,7 +140,7 @@ class PUCT:
 
     def scores(self, forest: Forest, rows: np.ndarray) -> np.ndarray:
         """[P, A]"""
-        bonus = self._weight(forest.total_visits(rows, self.count))[:, None] * forest.prior[rows]  # type: ignore[attr-defined]
+        bonus = self.weight(forest.total_visits(rows, self.count))[:, None] * forest.prior[rows]
         bonus /= 1.0 + forest.counted(rows)
         bonus += normalised(forest, rows, self.normalise, self.unvisited)
         return bonus

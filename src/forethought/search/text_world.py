@@ -163,6 +163,7 @@ class TextDomain:
     """
 
     grows = True
+    lists_all = False
 
     def __init__(
         self,
