@@ -297,7 +297,7 @@ def test_sft_measures_the_held_out_loss(job, capsys):
     write(job / "test.jsonl", held_out)
     args = ("--data", "train.jsonl", "--eval-data", "test.jsonl", "--out", "run", "epochs=10", "batch_size=3")
     assert sft(*args) == 0
-    assert "8 records (55 tokens, 23 of them targets), 3 a step: 30 updates" in capsys.readouterr().err
+    assert "8 records (55 tokens, 23 of them targets), 3 records a step: 30 updates" in capsys.readouterr().err
     found = results("run")
     for side, folder in (("before", "model"), ("after", "run/model")):
         sums = [nll(folder, r["prompt"], r["completion"]) for r in held_out]

@@ -51,6 +51,10 @@ class RolloutConfig:
     """Samples a group."""
     max_new_tokens: int = 64
     temperature: float = 1.0
+    temperature_end: float | None = None
+    """Anneal: the temperature falls linearly from `temperature` to this one; None keeps it constant."""
+    temperature_anneal: float = 0.5
+    """Share of the steps over which it falls; afterwards it stays."""
     top_p: float = 1.0
     top_k: int = 0
     stop: tuple[str, ...] = ()
@@ -88,6 +92,10 @@ class RolloutConfig:
                 bad.append(f"{name}={getattr(self, name)}: give at least 1")
         if self.temperature <= 0:
             bad.append(f"temperature={self.temperature}: exploration needs samples, so give a positive number")
+        if self.temperature_end is not None and not 0 < self.temperature_end < math.inf:
+            bad.append(f"temperature_end={self.temperature_end}: give a positive number, or null")
+        if not 0 < self.temperature_anneal <= 1:
+            bad.append(f"temperature_anneal={self.temperature_anneal}: give a share of the steps, 0 < share <= 1")
         if not 0 <= self.clip_low < 1 or self.clip_high < 0:
             bad.append(
                 f"clip_low={self.clip_low}, clip_high={self.clip_high}: give 0 <= clip_low < 1 and clip_high >= 0"
@@ -117,10 +125,22 @@ class RolloutConfig:
         """The samples of one prompt, split into the groups that are compared."""
         return [nodes[begin : begin + self.group_size] for begin in range(0, len(nodes), self.group_size)]
 
-    def sampling(self, seed: int) -> Sampling:
+    def temperature_at(self, step: int) -> float:
+        """Temperature of this step's rollouts.
+
+        >>> config = RolloutConfig(steps=100, temperature=1.0, temperature_end=0.6)
+        >>> [round(config.temperature_at(s), 6) for s in (0, 25, 50, 75)]
+        [1.0, 0.8, 0.6, 0.6]
+        """
+        if self.temperature_end is None:
+            return self.temperature
+        done = min(1.0, step / (self.temperature_anneal * self.steps))
+        return self.temperature + done * (self.temperature_end - self.temperature)
+
+    def sampling(self, seed: int, step: int) -> Sampling:
         return Sampling(
             max_tokens=self.max_new_tokens,
-            temperature=self.temperature,
+            temperature=self.temperature_at(step),
             top_p=self.top_p,
             top_k=self.top_k,
             stop=self.stop,
@@ -186,6 +206,17 @@ class Group:
         """No two valid rewards differ."""
         assert self.rewards is not None
         return credit.is_zero_variance(self.rewards)
+
+
+@dataclass
+class Experience:
+    """What a step sampled: all groups as drawn (for the counts), those offered to `assign`, and seconds spent."""
+
+    drawn: list[Group]
+    kept: list[Group]
+    rollout_s: float
+    reward_s: float
+    metrics: dict[str, float] = field(default_factory=dict)
 
 
 Judge = Callable[[Sequence[Item]], Sequence[Reward | RewardError]]
@@ -312,15 +343,23 @@ class RolloutTrainer:
             groups[index] = groups.get(index, 0) + 1
         return list(groups.items())
 
-    def rollout(self, progress: Callable[[int, int], None] | None = None) -> list[Group]:
+    @property
+    def temperature(self) -> float:
+        """Temperature of the rollouts of the step at hand."""
+        return self.config.temperature_at(self.step)
+
+    def rollout(
+        self, progress: Callable[[int, int], None] | None = None, drawn: Sequence[tuple[int, int]] | None = None
+    ) -> list[Group]:
+        """Samples of the tasks drawn, as (task index, groups); `draw()` says which if they are not given."""
         config = self.config
-        drawn = self.draw()
+        drawn = self.draw() if drawn is None else drawn
         # New for every step, so that whatever is drawn from (task, seed, node) differs from step to step.
         episode = derive_seed(config.seed, "episode", self.step)
         trees = [
             TokenTree(self.prompts[i], kind=Kind.PROMPT, task=str(self.tasks[i]["id"]), seed=episode) for i, _ in drawn
         ]
-        sampling = config.sampling(derive_seed(config.seed, "rollout", self.step))
+        sampling = config.sampling(derive_seed(config.seed, "rollout", self.step), self.step)
         groups: list[Group] = []
         # Trees with equally many groups are sampled in one call.
         for count in sorted({c for _, c in drawn}):
@@ -369,15 +408,24 @@ class RolloutTrainer:
         """All optimiser steps of one rollout; returns their metrics."""
         raise NotImplementedError
 
-    def train_step(self, progress: Callable[[int, int], None] | None = None) -> tuple[dict[str, float], list[Group]]:
-        """One step; returns its metrics and groups."""
+    def experience(self, progress: Callable[[int, int], None] | None = None) -> Experience:
+        """Judged samples of one step."""
         began = time.perf_counter()
         groups = self.rollout(progress)
         sampled = time.perf_counter()
         self.judge_groups(groups)
+        return Experience(groups, groups, sampled - began, time.perf_counter() - sampled)
+
+    def train_step(self, progress: Callable[[int, int], None] | None = None) -> tuple[dict[str, float], list[Group]]:
+        """One step; returns its metrics and groups."""
+        began = time.perf_counter()
+        found = self.experience(progress)
+        groups = found.kept
         judged = time.perf_counter()
         trained = self.assign(groups)
-        metrics = self._rollout_metrics(groups)
+        metrics = self._rollout_metrics(found.drawn) | found.metrics
+        if self.config.temperature_end is not None:
+            metrics["temperature"] = self.temperature
         if self.on_groups:
             metrics |= self.on_groups(self.step, groups) or {}
         credited = time.perf_counter()
@@ -385,8 +433,8 @@ class RolloutTrainer:
             metrics |= self.update(trained)
         self.counts["tokens_trained"] = self.tokens_trained
         metrics |= {
-            "time/rollout": sampled - began,
-            "time/reward": judged - sampled,
+            "time/rollout": found.rollout_s,
+            "time/reward": found.reward_s,
             "time/credit": credited - judged,
             "time/step": time.perf_counter() - began,
         }
@@ -400,7 +448,7 @@ class RolloutTrainer:
 
     def score(self, trees: Sequence[TokenTree], policy: Policy, column: str) -> None:
         """Log-probs of the trained tokens under `policy`, at the temperature of the rollouts, into a token column."""
-        for batch, values in policy.score_tokens(trees, temperature=self.config.temperature):
+        for batch, values in policy.score_tokens(trees, temperature=self.temperature):
             write_back(trees, batch, column, values)
 
     def _rollout_metrics(self, groups: list[Group]) -> dict[str, float]:
@@ -491,7 +539,7 @@ class OnlineTrainer(RolloutTrainer):
                     reduction=config.reduction,
                     max_length=config.max_new_tokens,
                     columns=columns,
-                    temperature=config.temperature,
+                    temperature=self.temperature,
                     entropy=True,
                 )
             )

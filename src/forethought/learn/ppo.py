@@ -378,7 +378,7 @@ class PPOTrainer(RolloutTrainer):
             trees,
             ends,
             logprob_column="old_logprob" if old and shared else None,
-            temperature=config.temperature,
+            temperature=self.temperature,
             max_tokens=config.micro_tokens,
         )
         if old and not shared:
@@ -526,7 +526,7 @@ class PPOTrainer(RolloutTrainer):
             trees,
             self._objective,
             columns=columns,
-            temperature=config.temperature,
+            temperature=self.temperature,
             entropy=True,
             others={"critic": self.critic_learner.optimizer} if together else {},
             **shared,

@@ -105,8 +105,13 @@ def sft(job: SFTJob, at: Place, say: Say) -> Path:
     targets = int(sum(t.weight.sum() for t in trees))
     say(
         f"{len(trees)} records ({sum(t.n_tokens for t in trees):,} tokens, {targets:,} of them targets), "
-        f"{min(job.batch_size, len(trees))} a step: {trainer.total} updates"
+        f"{min(job.batch_size, len(trainer.units))} {'bins' if trainer.packing else 'records'} a step: {trainer.total} updates"
     )
+    if (packed := trainer.packing) is not None:
+        say(
+            f"{len(packed.bins)} bins of {job.bin_length} tokens, {packed.efficiency:.0%} full; "
+            f"{len(packed.dropped)} longer records dropped"
+        )
     run = at.open(bench)
     session = Session(trainer, run, job, "sft", trainer.total, say)
 
