@@ -73,8 +73,10 @@ def shared_path(tree: TokenTree, leaves: Sequence[int]) -> list[int]:
 
 
 def node_text(tree: TokenTree, node: int, pieces: Pieces, most: int = 4_000) -> tuple[str, int]:
-    """(text of a node, its tokens that were left out at the end)."""
+    """(text of a node, its tokens that were left out at the end); a node without tokens may have a text in its meta."""
     ids = tree.node_ids(node)
+    if not ids:
+        return str(tree.meta[node].get("text", "")), 0
     return "".join(pieces(ids[:most])), max(0, len(ids) - most)
 
 
@@ -199,7 +201,7 @@ def _sample(tree: TokenTree, leaf: int, place: int, skip: set[int], pieces: Piec
                 f'<div class="toks" tabindex="0" role="group" aria-label="tokens of sample {place}">'
                 f"{boxes}{empty}</div>"
             )
-        elif tree.length[node]:
+        elif tree.length[node] or "text" in tree.meta[node]:
             text, hidden = node_text(tree, node, pieces)
             name = Kind(int(tree.kind[node])).name.lower()
             body.append(f'<div class="turn"><span class="kind">{name}</span>{_plain(text, TURN_CHARS, hidden)}</div>')
@@ -258,11 +260,11 @@ def tree_data(tree: TokenTree, pieces: Pieces, limit: int) -> dict[str, Any]:
 
 
 def _meta(meta: dict[str, Any]) -> str:
-    """A node's remarks in one line: reward parts by name, then the rest."""
-    parts = meta.get("parts")
-    items = [f"{k} {show_number(v)}" for k, v in parts.items()] if isinstance(parts, dict) else []
+    """A node's remarks in one line: reward parts and numbers of a search by name, then the rest; not its text."""
+    named = {key: meta[key] for key in ("parts", "search") if isinstance(meta.get(key), dict)}
+    items = [f"{k} {show_number(v)}" for numbers in named.values() for k, v in numbers.items()]
     for key, value in meta.items():
-        if key != "parts" or not isinstance(parts, dict):
+        if key not in named and key != "text":
             items.append(f"{key}: {value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)}")
     return truncate(visible(" · ".join(items)), 300)[0]
 

@@ -125,7 +125,7 @@ class SearchTree:
             tree.prior[node], tree.reward[node] = self.prior[row], self.reward[row] or math.nan
             facts = {"raw": self.raw[row], "success": self.success[row]}
             facts |= {name: column[row] for name, column in self.parts.items()}
-            tree.meta[node] |= {k: float(v) for k, v in facts.items() if not math.isnan(v)}
+            tree.meta[node]["search"] = {k: float(v) for k, v in facts.items() if not math.isnan(v)}
             where[row] = node
             if self.made[row] and self.seen[row]:
                 where[row] = tree.add(node, ids(self.seen[row]), kind=Kind.OBSERVATION, meta=meta(self.seen[row]))
