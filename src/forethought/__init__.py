@@ -96,6 +96,16 @@ if TYPE_CHECKING:
     from forethought.rewards.verify import Verifier as Verifier
     from forethought.rewards.verify import check as check
     from forethought.rundir import RunDir as RunDir
+    from forethought.search.mcts import Budget as SearchBudget
+    from forethought.search.mcts import SearchConfig as SearchConfig
+    from forethought.search.policies import LegalActions as LegalActions
+    from forethought.search.policies import SampledActions as SampledActions
+    from forethought.search.result import SearchTree as SearchTree
+    from forethought.search.rules import PUCT as PUCT
+    from forethought.search.rules import UCT as UCT
+    from forethought.search.search import SearchResult as SearchResult
+    from forethought.search.search import load as load_search
+    from forethought.search.search import search as tree_search
     from forethought.tree import credit as credit
     from forethought.tree.pack import pack as pack
     from forethought.tree.pack import write_back as write_back
@@ -142,6 +152,12 @@ _NAMES: dict[str, str] = {
     "learn.ppo": "PPOConfig PPOTrainer PartConfig",
     "learn.preference_game": "GameConfig GameTrainer",
     "learn.session": "fit",
+    # search
+    "search.search": "SearchResult load_search=load tree_search=search",
+    "search.mcts": "SearchBudget=Budget SearchConfig",
+    "search.rules": "PUCT UCT",
+    "search.policies": "LegalActions SampledActions",
+    "search.result": "SearchTree",
     # evaluation and runs
     "evaluate.suites": "EvalResult evaluate_tasks=evaluate",
     "evaluate.stats": "wilson bootstrap_ci paired_bootstrap pass_at_k",
@@ -182,6 +198,7 @@ __all__ = [
     "JudgeOracle",
     "Kind",
     "Learner",
+    "LegalActions",
     "LoRA",
     "MissingExtraError",
     "ModelError",
@@ -192,6 +209,7 @@ __all__ = [
     "OutcomeReward",
     "PPOConfig",
     "PPOTrainer",
+    "PUCT",
     "PairConfig",
     "PairTrainer",
     "PartConfig",
@@ -206,14 +224,20 @@ __all__ = [
     "RunError",
     "SFTConfig",
     "SFTTrainer",
+    "SampledActions",
     "Sampling",
     "ScriptedEngine",
+    "SearchBudget",
+    "SearchConfig",
+    "SearchResult",
+    "SearchTree",
     "Step",
     "Stop",
     "Targets",
     "TokenTree",
     "TorchEngine",
     "TreeStore",
+    "UCT",
     "Verdict",
     "Verifier",
     "annotate_pairs",
@@ -231,6 +255,7 @@ __all__ = [
     "from_verl",
     "load_model",
     "load_reward",
+    "load_search",
     "load_tasks",
     "losses",
     "oracle_pairs",
@@ -244,6 +269,7 @@ __all__ = [
     "sft_tree",
     "sft_trees",
     "tiny_model",
+    "tree_search",
     "usable_pairs",
     "verified_pairs",
     "wilson",
