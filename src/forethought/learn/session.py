@@ -96,6 +96,7 @@ def fit(
     save_every: int = 0,
     save_last: bool = True,
     store_groups: int = 0,
+    until: Callable[[], bool] | None = None,
     extra: Callable[[], Any] | None = None,
     restore_extra: Callable[[Any], None] | None = None,
 ) -> None:
@@ -107,6 +108,8 @@ def fit(
         evaluate: called before the first step, every `eval_every` steps and after the last.
         save_every: steps between checkpoints; 0: only at the end (if `save_last`) and on Ctrl-C.
         store_groups: trees a step that go to the run's tree store.
+        until: asked after every step; True ends the training before `steps` (a spent budget, a saturated curve). It must
+            follow from the trainer's state and from what `extra` saves.
         extra, restore_extra: further state to be saved and restored with the checkpoint.
 
     Raises:
@@ -131,10 +134,12 @@ def fit(
             run.log_metrics({**tags, **evaluate(trainer.step)}, step=trainer.step)
         with _soft_interrupt() as interrupted, Progress(steps, title, start=trainer.step) as bar:
             shown: dict[str, float] = {}
-            while trainer.step < steps:
+            last = trainer.step >= steps or (found is not None and until is not None and until())
+            while not last:
                 before = trainer.step
                 metrics, groups = trainer.train_step()
-                if evaluate and (trainer.step == steps or _due(before, trainer.step, eval_every)):
+                last = trainer.step >= steps or (until is not None and until())
+                if evaluate and (last or _due(before, trainer.step, eval_every)):
                     metrics |= evaluate(trainer.step)
                 shown |= {k: metrics[k] for k in _SHOWN if k in metrics}
                 bar.update(trainer.step, **shown)
@@ -143,7 +148,6 @@ def fit(
                 if store is not None:
                     for tree, task in list({id(g.tree): (g.tree, g.task) for g in groups}.values())[:store_groups]:
                         store.append(tree, task=str(task["id"]), step=trainer.step, kind="train", **match)
-                last = trainer.step >= steps
                 stop = interrupted()
                 if main and (_due(before, trainer.step, save_every) or (last and save_last) or stop):
                     save(trainer, run, name, extra() if extra else None)

@@ -10,6 +10,7 @@ Shapes: V vocabulary, D width, H heads, K key-value heads.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
@@ -108,6 +109,23 @@ def word_tokenizer(
     tokenizer = Tokenizer(token_models.WordLevel(vocab, unk_token="<unknown>"))
     tokenizer.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
     return _finish(tokenizer, special, add_bos, chat_template, context)
+
+
+def piece_tokenizer(pieces: Iterable[str], *, context: int | None = None) -> PreTrainedTokenizerFast:
+    """One token per piece of a closed world: a whole number is one token, and so is every set phrase (the longest first).
+
+    Text that is not made of the pieces cannot be encoded (an exception, not a silent loss).
+
+    Raises:
+        ConfigError: a piece is empty or given twice.
+    """
+    special, vocab = _vocabulary((), pieces, "pieces")
+    phrases = sorted((p for p in vocab if not p.isdigit() and p not in special), key=len, reverse=True)
+    tokenizer = Tokenizer(token_models.WordLevel(vocab, unk_token="<unknown>"))
+    pattern = "|".join([r"\d+", *map(re.escape, phrases)])
+    tokenizer.pre_tokenizer = pre_tokenizers.Split(Regex(pattern), behavior="isolated")
+    tokenizer.decoder = decoders.Fuse()
+    return _finish(tokenizer, special, False, None, context)
 
 
 def byte_tokenizer(
