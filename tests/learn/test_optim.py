@@ -317,3 +317,12 @@ def test_reset_begins_anew_on_the_weights_as_they_are():
             module(torch.ones(2)).sum().backward()
             optimizer.step()
     assert all(torch.equal(a, b) for a, b in zip(model.parameters(), fresh.parameters(), strict=True))
+
+
+def test_warm_up_as_a_share_of_the_steps():
+    config = OptimConfig(lr=1.0, warmup_ratio=0.1, schedule="linear")
+    assert [config.factor(s, 20) for s in (0, 1, 2, 11, 20)] == [0.5, 1.0, 1.0, 0.5, 0.0]
+    with pytest.raises(ConfigError, match="give one of them"):
+        OptimConfig(warmup_ratio=0.1, warmup_steps=3)
+    with pytest.raises(ConfigError, match="warmup_ratio=1"):
+        OptimConfig(warmup_ratio=1.0)

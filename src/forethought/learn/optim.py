@@ -37,6 +37,8 @@ class OptimConfig:
     schedule: Literal["constant", "linear", "cosine"] = "constant"
     """What follows the warm-up: constant, or a fall that would reach 0 with the step after the last."""
     warmup_steps: int = 0
+    warmup_ratio: float = 0.0
+    """Warm-up as a share of all steps, in place of `warmup_steps`."""
 
     def __post_init__(self):
         bad = []
@@ -52,6 +54,10 @@ class OptimConfig:
             bad.append(f"grad_clip={self.grad_clip}: give 0 (off) or a positive norm")
         if self.warmup_steps < 0:
             bad.append(f"warmup_steps={self.warmup_steps}: give 0 or more")
+        if not 0 <= self.warmup_ratio < 1:
+            bad.append(f"warmup_ratio={self.warmup_ratio}: give a share of the steps, 0 <= share < 1")
+        if self.warmup_steps and self.warmup_ratio:
+            bad.append(f"warmup_steps={self.warmup_steps}, warmup_ratio={self.warmup_ratio}: give one of them")
         if self.schedule not in ("constant", "linear", "cosine"):
             bad.append(f"schedule={self.schedule!r}: 'constant', 'linear' or 'cosine'")
         if bad:
@@ -59,11 +65,12 @@ class OptimConfig:
 
     def factor(self, step: int, total: int) -> float:
         """Multiplier of lr at 0-based optimiser step `step` of `total`."""
-        if step < self.warmup_steps:
-            return (step + 1) / self.warmup_steps
+        warmup = self.warmup_steps or math.ceil(self.warmup_ratio * total)
+        if step < warmup:
+            return (step + 1) / warmup
         if self.schedule == "constant":
             return 1.0
-        done = min(1.0, (step - self.warmup_steps) / max(1, total - self.warmup_steps))
+        done = min(1.0, (step - warmup) / max(1, total - warmup))
         return 1 - done if self.schedule == "linear" else 0.5 * (1 + math.cos(math.pi * done))
 
 
