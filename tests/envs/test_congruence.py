@@ -121,7 +121,7 @@ def test_the_mixture_has_its_shares():
     for row in rows:
         if row["kind"] == "facts":
             assert row["prompt"].startswith("check ") and "try" not in row["completion"]
-            assert row["completion"].count(".") == 6
+            assert 1 <= row["completion"].count(".") <= 3
         else:
             puzzle = parse_puzzle(row["prompt"])
             trace = parse_trace(row["completion"], puzzle)

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 import torch
 
+from forethought import recipes
 from forethought.config import apply_overrides, from_dict, to_dict
 from forethought.envs.congruence import mixture, pieces, puzzles
 from forethought.errors import ConfigError, DataError, RewardError
@@ -494,3 +495,8 @@ def test_a_missing_file_is_named_before_a_model_is_loaded(tmp_path):
     config = apply_overrides(rlsp.PROFILES["paper"], ["files.train=/nowhere/math.jsonl", "model=/nowhere/model"])
     with RunDir.create(tmp_path / "run", config) as run, pytest.raises(DataError, match="math500.jsonl"):
         rlsp.run(config, run, profile="paper")
+
+
+def test_catalogue():
+    assert recipes.find("rlsp").paper.endswith("2502.06773")
+    assert set(recipes.load("rlsp").PROFILES) == {"smoke", "mini", "paper"}

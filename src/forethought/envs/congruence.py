@@ -186,21 +186,22 @@ class Mix:
     """Shares of the pretraining mixture, of 1, and the sizes of its parts.
 
     direct: a random number in a box. one_try: one try, then a box. multi_try: 2 to `max_tries` tries, of which
-    `repeats` do not look at what was tried. facts: `checks` checks in a row, in words of their own, so that arithmetic is
-    learnt without trying being learnt.
+    `repeats` do not look at what was tried. facts: 1 to `checks` checks of different numbers in a row, in words of their own, so
+    that arithmetic is learnt without trying being learnt; `checks_right` of these rows end in the solution and its box.
     """
 
-    direct: float = 0.35
-    one_try: float = 0.15
-    multi_try: float = 0.1
-    facts: float = 0.4
+    direct: float = 0.14
+    one_try: float = 0.06
+    multi_try: float = 0.05
+    facts: float = 0.75
     max_tries: int = 12
     repeats: float = 0.3
-    checks: int = 6
+    checks: int = 3
+    checks_right: float = 0.75
 
     def __post_init__(self):
         shares = ("direct", "one_try", "multi_try", "facts")
-        bad = [f"{n}={getattr(self, n)}: give a share from 0 to 1" for n in (*shares, "repeats")
+        bad = [f"{n}={getattr(self, n)}: give a share from 0 to 1" for n in (*shares, "repeats", "checks_right")
                if not 0 <= getattr(self, n) <= 1]  # fmt: skip
         total = sum(getattr(self, n) for n in shares)
         if abs(total - 1) > 1e-6:
@@ -247,10 +248,14 @@ def _row(task: Task, kind: str, mix: Mix, rng: random.Random, spelled: bool) -> 
         tries = rng.randint(2, mix.max_tries)
         completion = search_trace(puzzle, tries, rng, repeats=mix.repeats, spelled=spelled)
     else:
-        solution = puzzle.solutions()[0]  # often enough for "yes" to be learnt
-        xs = [solution if rng.random() < 0.25 else rng.randint(0, puzzle.top) for _ in range(mix.checks)]
-        prompt = f"check {' '.join(map(str, xs))}: {puzzle.expression}={puzzle.r}\n"
-        completion = "".join(attempt(puzzle, x, spelled=spelled).removeprefix("try ") for x in xs)
+        solution = puzzle.solutions()[0]
+        wrong = [x for x in range(puzzle.top + 1) if x != solution]
+        xs = rng.sample(wrong, min(len(wrong), rng.randint(1, mix.checks)))
+        box = ""
+        if rng.random() < mix.checks_right:
+            xs[-1], box = solution, f"\\boxed{{{solution}}}"
+        prompt = f"check {puzzle.expression}={puzzle.r}\n"
+        completion = "".join(attempt(puzzle, x, spelled=spelled).removeprefix("try ") for x in xs) + box
     return {"prompt": prompt, "completion": completion, "kind": kind}
 
 

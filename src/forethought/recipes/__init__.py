@@ -31,6 +31,14 @@ CATALOGUE: tuple[Entry, ...] = (
         module="forethought.recipes.one_shot_rlvr",
         mini="31 minutes on 2 cores shared with other work",
     ),
+    Entry(
+        slug="rlsp",
+        title="RLSP",
+        paper="Ye et al., arXiv 2502.06773",
+        line="search by SFT on traces and PPO on two decoupled signals, a verifier and an exploration reward",
+        module="forethought.recipes.rlsp",
+        mini="about 25 minutes on 2 cores",
+    ),
 )
 
 

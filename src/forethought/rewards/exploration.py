@@ -70,6 +70,7 @@ class Correctness(RewardPart):
                 raise ConfigError(f"{name}={value}: give a finite number")
         self.mode: Mode = mode
         self.right, self.wrong, self.no_box, self.rule, self.timeout = right, wrong, no_box, rule, timeout
+        self._told = 0, 0
         self.calls = 0
         self.limits = 0
         """Checks that a time or memory limit decided (as wrong)."""
@@ -88,7 +89,9 @@ class Correctness(RewardPart):
         return (self.right if verdict.correct else self.wrong) + penalty
 
     def metrics(self) -> dict[str, float]:
-        return {"verifier/calls": float(self.calls), "verifier/limits": float(self.limits)}
+        calls, limits = self._told
+        self._told = self.calls, self.limits
+        return {"verifier/calls": float(self.calls - calls), "verifier/limits": float(self.limits - limits)}
 
 
 class Length(RewardPart):

@@ -152,7 +152,7 @@ class RewardPart:
         return out
 
     def metrics(self) -> dict[str, float]:
-        """Further numbers to log, counted since the part was made."""
+        """Further numbers to log, of what was judged since they were asked for last (so that a resumed run has them)."""
         return {}
 
     def close(self) -> None:

@@ -102,7 +102,9 @@ class RLSPConfig:
     sft_max_length: int | None = None
     """Longest demonstration in tokens; longer ones are cut."""
     sft: SFTConfig = field(
-        default_factory=lambda: SFTConfig(epochs=3, batch_size=32, micro_tokens=4096, optim=OptimConfig(lr=5e-4))
+        default_factory=lambda: SFTConfig(
+            epochs=4, batch_size=32, micro_tokens=4096, optim=OptimConfig(lr=2e-4, warmup_steps=10)
+        )
     )
     ppo: PPOConfig = field(
         default_factory=lambda: PPOConfig(

@@ -32,7 +32,7 @@ class MiniatureConfig:
     """The puzzles, the base model that is pretrained on the mixture, and the demonstrations of search."""
 
     puzzle: PuzzleConfig = field(default_factory=PuzzleConfig)
-    mix: Mix = field(default_factory=lambda: Mix(direct=0.3, one_try=0.12, multi_try=0.08, facts=0.5, checks=10))
+    mix: Mix = field(default_factory=Mix)
     spelled: bool = False
     """Write the sum out in every try."""
     train: int = 1000
@@ -48,7 +48,7 @@ class MiniatureConfig:
     width: int = 96
     layers: int = 3
     heads: int = 4
-    pretrain_steps: int = 1500
+    pretrain_steps: int = 2500
     pretrain_batch: int = 64
     pretrain_lr: float = 3e-3
 
