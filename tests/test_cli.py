@@ -21,6 +21,7 @@ from forethought.recipes import CATALOGUE
 from forethought.recipes.evaluation import EvalJob
 from forethought.recipes.own_grpo import GRPOJob
 from forethought.recipes.own_sft import SFTJob
+from forethought.recipes.search_eval import SearchEval
 from forethought.recipes.train import METHODS
 from forethought.rewards.verify import Extract, Mode
 from tinyjob import grpo, make_job, metrics, write
@@ -87,7 +88,7 @@ def test_the_help_of_eval_tells_the_defaults(capsys):
         if found and action.dest not in ("out", "device", "dtype"):
             assert action.default is None, option  # the default stands in one place
             told[action.dest] = found[1]
-    defaults = {f.name: f.default for f in fields(EvalJob)} | {"answer_column": "answer"}
+    defaults = {f.name: f.default for job in (SearchEval, EvalJob) for f in fields(job)} | {"answer_column": "answer"}
     assert told == {
         name: f"{defaults[name]:g}" if isinstance(defaults[name], float) else str(defaults[name]) for name in told
     }
@@ -98,7 +99,10 @@ def test_the_help_of_eval_tells_the_defaults(capsys):
 
 def test_every_flag_of_train_and_eval_is_a_setting():
     own = {"help", "out", "resume", "overwrite"}
-    for command, jobs, others in (("train", (GRPOJob, SFTJob), {"config", "dry_run"}), ("eval", (EvalJob,), set())):
+    for command, jobs, others in (
+        ("train", (GRPOJob, SFTJob), {"config", "dry_run"}),
+        ("eval", (EvalJob, SearchEval), set()),
+    ):
         known = {f.name for job in jobs for f in fields(job)}
         assert {a.dest for a in flags(command).values()} - own - others <= known
         if command == "eval":  # and every setting is a flag, or there would be no way to it

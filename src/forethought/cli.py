@@ -167,6 +167,23 @@ def _parser() -> argparse.ArgumentParser:
     sub.add_argument(
         "--against", metavar="RUN", help="folder of another evaluation of the same data, for a paired comparison"
     )
+    search = sub.add_argument_group("ways to answer, at one number of generated tokens a problem (docs/search.md)")
+    search.add_argument(
+        "--search",
+        metavar="METHODS",
+        help="compare these, with commas: greedy, best-of-n, majority, weighted, beam, mcts; or `all` (the first one is "
+        "compared with each other)",
+    )
+    search.add_argument("--budget", type=int, metavar="TOKENS", help="what each method may generate for a problem")
+    search.add_argument(
+        "--critic",
+        metavar="FILE.py:NAME",
+        help="chooses among answers and steps: leaves -> numbers; without it, the mean token probability does",
+    )
+    search.add_argument("--option-tokens", type=int, metavar="N", help="longest step of beam and mcts (default: 32)")
+    search.add_argument("--width", type=int, metavar="N", help="options of a step (default: 4)")
+    search.add_argument("--depth", type=int, metavar="N", help="steps of the longest path of mcts (default: 16)")
+    search.add_argument("--c", type=float, metavar="C", help="exploration of mcts, the constant of UCT (default: 1)")
     writes(sub, "runs/eval")
 
     sub = command("show", "show runs, or a data file, in the terminal")
@@ -254,6 +271,14 @@ def _pairs(args) -> None:
 
 
 def _eval(args) -> None:
+    if args.search is not None:
+        from forethought.recipes.search_eval import compare_methods
+
+        _finish(compare_methods(args, say=_say))
+        return
+    given = [n for n in ("budget", "critic", "option_tokens", "width", "depth", "c") if getattr(args, n) is not None]
+    if given:
+        raise ConfigError(f"--{given[0].replace('_', '-')} is a setting of --search; add --search METHODS")
     from forethought.recipes.evaluation import evaluate_model
 
     _finish(evaluate_model(args, say=_say))
