@@ -14,7 +14,7 @@ from forethought.search.rules import TINY
 NONE = -1
 
 
-@njit(cache=True)
+@njit(cache=True, error_model="numpy")
 def descend(rows, following):
     out = np.empty_like(rows)
     for i in range(len(rows)):
@@ -69,7 +69,7 @@ def _refresh(row, base, nodes, edges, choice, rule):
         following[row] = base + below if below >= 0 else row
 
 
-@njit(cache=True)
+@njit(cache=True, error_model="numpy")
 def settle(work, sizes, nodes, edges, choice, rule):
     trees, last, new, rewards, values, ends, players, priors, leaves = work
     capacity, gamma, size, roots = sizes
