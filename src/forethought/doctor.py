@@ -24,6 +24,7 @@ EXTRAS: dict[str, tuple[str, ...]] = {
     "reasoning-gym": ("reasoning-gym",),
     "parquet": ("pyarrow",),
     "trl": ("trl",),
+    "fast": ("numba",),
 }
 _CORE = ("tokenizers", "safetensors", "accelerate", "rich", "pyyaml", "math-verify", "jinja2", "gguf")
 _CPU_FLAGS = ("avx2", "avx512f", "avx512_bf16", "amx_tile", "amx_bf16", "bf16", "sve", "asimd")
