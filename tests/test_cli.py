@@ -19,8 +19,6 @@ import forethought
 from forethought.cli import _parser, main, parse
 from forethought.recipes import CATALOGUE
 from forethought.recipes.evaluation import EvalJob
-from forethought.recipes.own_grpo import GRPOJob
-from forethought.recipes.own_sft import SFTJob
 from forethought.recipes.search_eval import SearchEval
 from forethought.recipes.train import METHODS
 from forethought.rewards.verify import Extract, Mode
@@ -99,8 +97,10 @@ def test_the_help_of_eval_tells_the_defaults(capsys):
 
 def test_every_flag_of_train_and_eval_is_a_setting():
     own = {"help", "out", "resume", "overwrite"}
+    trained = [method.load()[0] for method in METHODS.values()]
+    judge = {"judge_url", "judge_model"}  # judge.url and judge.model
     for command, jobs, others in (
-        ("train", (GRPOJob, SFTJob), {"config", "dry_run"}),
+        ("train", trained, {"config", "dry_run", *judge}),
         ("eval", (EvalJob, SearchEval), set()),
     ):
         known = {f.name for job in jobs for f in fields(job)}
@@ -110,7 +110,8 @@ def test_every_flag_of_train_and_eval_is_a_setting():
 
 
 def test_dry_run_prints_every_setting_with_its_default(capsys):
-    for method, job in (("grpo", GRPOJob), ("sft", SFTJob)):
+    for method in METHODS:
+        job, _ = METHODS[method].load()
         assert main(["train", method, "--dry-run"]) == 0
         printed = capsys.readouterr().out
         for f in fields(job):
@@ -130,7 +131,7 @@ def test_settings_may_stand_anywhere():
         assert (args.model, args.data, args.method) == ("m", "d", "grpo")
 
 
-@pytest.mark.parametrize("words", ["train grpo --modle x", "list steps=3", "trian grpo", "eval --model x", "train dpo"])
+@pytest.mark.parametrize("words", ["train grpo --modle x", "list steps=3", "trian grpo", "eval --model x", "train dp"])
 def test_what_is_no_command_line(words, capsys):
     with pytest.raises(SystemExit) as end:
         main(words.split())

@@ -15,7 +15,8 @@ from forethought.learn.optim import OptimConfig
 from forethought.models import registry
 from forethought.models.load import LoRA
 from forethought.recipes import CATALOGUE, find
-from forethought.recipes.own_grpo import GRPOJob
+from forethought.recipes.own_game import INPOJob
+from forethought.recipes.own_pairs import DPOJob
 from forethought.recipes.own_ppo import PPOJob
 from forethought.recipes.own_sft import SFTJob
 from forethought.recipes.train import METHODS
@@ -117,8 +118,24 @@ def test_the_settings_page_is_complete_and_true():
     for head, body in re.findall(r"^## (.*?)\n(.*?)(?=^## |\Z)", text, re.M | re.S):
         sections[head] = dict(re.findall(r"^\| `(\w+)` \| ?(.*?) ?\|", body, re.M))
     shared = sections["Every job"]
-    for job, head in ((GRPOJob, "GRPO"), (PPOJob, "PPO"), (SFTJob, "Supervised fine-tuning")):
-        told = shared | sections[head]
+    game = "Preference games"
+    heads = {
+        "sft": ("Supervised fine-tuning",),
+        "grpo": ("GRPO",),
+        "ppo": ("PPO",),
+        "dpo": ("DPO and IPO",),
+        "ipo": ("DPO and IPO",),
+        "inpo": (game, "INPO"),
+        "sppo": (game, "SPPO"),
+        "online-dpo": (game, "Online DPO"),
+    }
+    for name in heads:
+        job, _ = METHODS[name].load()
+        told = dict(shared)
+        for head in heads[name]:
+            told |= sections[head]
+        if name == "ipo":
+            told = {k: v for k, v in told.items() if k not in ("form", "label_smoothing")}
         real = {}
         for f in fields(job):
             value = f.default if f.default is not MISSING else f.default_factory()
@@ -127,7 +144,10 @@ def test_the_settings_page_is_complete_and_true():
         assert told == real
     assert sections["Optimiser (`optim.`)"] == {k: shown(v) for k, v in to_dict(OptimConfig()).items()}
     assert sections["LoRA (`lora.`)"] == {k: shown(v) for k, v in to_dict(LoRA()).items()}
-    assert f"`optim.lr` is {SFTJob().optim.lr} for supervised" in text
+    assert (
+        f"`optim.lr` is {SFTJob().optim.lr} for supervised fine-tuning, {DPOJob().optim.lr} for dpo and ipo, "
+        f"{INPOJob().optim.lr} for preference\ngames"
+    ) in text
     assert f"its `lr` is {PPOJob().critic_optim.lr}, which" in text
 
 

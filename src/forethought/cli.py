@@ -78,15 +78,26 @@ def _parser() -> argparse.ArgumentParser:
     sub.add_argument("method", choices=tuple(METHODS), metavar="METHOD", help=methods)
     sub.add_argument("--model", help="registry name, Hugging Face id or local folder")
     sub.add_argument(
-        "--data", metavar="FILE", help="JSONL (or parquet): messages | prompt + completion | prompt + columns"
+        "--data",
+        metavar="FILE",
+        help="JSONL (or parquet): messages | prompt + completion | prompt + chosen + rejected | prompt + columns",
     )
     sub.add_argument(
         "--reward",
         action="append",
         metavar="FILE.py:NAME",
-        help="grpo: a TRL-style, verl-style or native reward function, or `math` (`math:last_number` ...) for the math "
-        "verifier on the column `answer`; may be repeated (the sum counts, see reward_weights)",
+        help="grpo, ppo: a TRL-style, verl-style or native reward function, or `math` (`math:last_number` ...) for the math "
+        "verifier on the column `answer`; may be repeated (the sum counts, see reward_weights); inpo, sppo, online-dpo: "
+        "compare answers by it (Bradley-Terry)",
     )
+    sub.add_argument(
+        "--oracle",
+        metavar="FILE.py:NAME",
+        help="inpo, sppo, online-dpo: compare answers by a function f(task, a, b) -> P(a wins), by `reward`, or by `judge` "
+        "(a chat model: --judge-url, --judge-model)",
+    )
+    sub.add_argument("--judge-url", metavar="URL", help="OpenAI-compatible server of the judge")
+    sub.add_argument("--judge-model", metavar="NAME", help="the name that this server knows")
     sub.add_argument("--lora", action="store_true", help="train a LoRA adapter (extra: peft) instead of all weights")
     sub.add_argument(
         "--config",

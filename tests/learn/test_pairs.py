@@ -341,7 +341,7 @@ def broken() -> dict[str, PreferencePair]:
         ("identical", r"pair 1 \('a'\): both answers are equal; usable_pairs\(pairs\) leaves such pairs out"),
         ("prompts differ", r"pair 1 \('b'\): the answers follow different prompts"),
         ("empty", r"pair 1 \('c'\): an answer is empty"),
-        ("too long", r"pair 1 \('d'\): a path exceeds the context"),
+        ("too long", r"pair 1 \('d'\): a path is too long"),
     ],
 )
 def test_a_broken_pair_is_named(kind, message):

@@ -420,6 +420,29 @@ def test_settings_are_refused(settings, message):
         GameConfig(**settings)
 
 
+def test_a_step_whose_comparisons_all_fail_can_be_made_again():
+    def never(*_):
+        raise ValueError("down")
+
+    good, broken = game(), game(oracle=Counting(never))
+    with pytest.raises(RewardError, match="down"):
+        broken.train_step()
+    assert broken.counts["tokens_generated"] == 0 and broken.step == 0
+    broken.oracle = Counting()
+    drop = {"time/rollout", "time/reward", "time/annotate", "time/step", "time/pack", "time/update"}
+    lines = [{k: v for k, v in made.train_step()[0].items() if k not in drop} for made in (good, broken)]
+    assert lines[0] == lines[1]
+
+
+def test_only_the_number_of_iterations_may_change_on_resume():
+    state = game(epochs=2).state_dict()
+    game(epochs=2, iterations=9).load_state_dict(state)
+    with pytest.raises(
+        ConfigError, match="an iteration of this run has 4 steps, with these settings 6: only `iterations`"
+    ):
+        game(epochs=3).load_state_dict(state)
+
+
 def test_other_refusals():
     with pytest.raises(ConfigError, match="prompts_per_iteration=9 exceeds the 4 prompts of the data"):
         game(prompts_per_iteration=9)

@@ -29,7 +29,7 @@ REASONS = {
     "identical": "both answers are equal",
     "empty": "an answer is empty",
     "prompts differ": "the answers follow different prompts",
-    "too long": "a path exceeds the context",
+    "too long": "a path is too long",
 }
 """Why a pair cannot be trained on, by the name it is counted under."""
 
@@ -238,16 +238,17 @@ def annotate(
 ) -> None:
     """Log-probs of the answers' tokens under `policy`, without dropout, into a token column of their trees.
 
+    The batches are those of `micro_batches`, so that the same pairs measured later meet the same rounding.
+
     Raises:
         DataError: a log-prob is not finite; names the pair.
     """
-    trees = distinct(pairs)
     training = policy.model.training
     policy.model.eval()
     try:
-        batches = pack(trees, layout=policy.layout, max_tokens=micro_tokens, weights=answer_weights(pairs))
-        for batch in batches:
-            write_back(trees, batch, column, policy.logprobs(batch.to(policy.device), temperature=temperature)[0])
+        for batch, mine in micro_batches(pairs, policy.layout, micro_tokens):
+            values, _ = policy.logprobs(batch.to(policy.device), temperature=temperature)
+            write_back(distinct(mine), batch, column, values)
     finally:
         policy.model.train(training)
     check_column(pairs, column)

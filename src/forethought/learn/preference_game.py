@@ -275,7 +275,13 @@ class GameTrainer:
         metrics: dict[str, float] = {"iteration": self.iteration + 1}
         shown: list[Compared] = []
         if self._now is None:
-            more, shown = self._begin(progress)
+            before = self.sampler.state_dict(), dict(self.counts)
+            try:
+                more, shown = self._begin(progress)
+            except RewardError:  # so that the step can be made again
+                self.sampler.load_state_dict(before[0])
+                self.counts = before[1]
+                raise
             metrics |= more
         now = self._now
         if now is not None:
@@ -506,10 +512,16 @@ class GameTrainer:
             "sampler": self.sampler.state_dict(),
             "counts": dict(self.counts),
             "answers": self._answers,
+            "inner_steps": self.config.inner_steps,
             "now": None if self._now is None else self._packed(self._now),
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
+        if state["inner_steps"] != self.config.inner_steps:
+            raise ConfigError(
+                f"an iteration of this run has {state['inner_steps']} steps, with these settings {self.config.inner_steps}: "
+                "only `iterations` may change"
+            )
         self.step, self.iteration = state["step"], state["iteration"]
         self.sampler.load_state_dict(state["sampler"])
         self.counts = dict(state["counts"])

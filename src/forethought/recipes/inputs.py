@@ -48,13 +48,15 @@ class Columns:
     """Use the first records only."""
 
 
-def load_prompts(path: str, columns: Columns) -> list[Task]:
-    """The tasks of a file with their prompts as they will be rendered.
+def load_prompts(path: str, columns: Columns, *, id_column: str | None = "id") -> list[Task]:
+    """The tasks of a file with their prompts as they will be rendered; see `data.load_tasks` for their ids.
 
     Raises:
         DataError: see `data.load_tasks`; or a suffix has no user message to stand behind.
     """
-    tasks = load_tasks(path, columns.prompt_column, columns.answer_column or "answer", columns.limit)
+    tasks = load_tasks(
+        path, columns.prompt_column, columns.answer_column or "answer", columns.limit, id_column=id_column
+    )
     return [{**task, "prompt": _prompt(task, columns)} for task in tasks]
 
 

@@ -29,10 +29,10 @@ from forethought.recipes.results import Verdict, results
 from forethought.recipes.session import Workbench, open_model
 from forethought.rundir import RunDir
 
-MAY_CHANGE = ("steps", "epochs", "eval_every", "save_every", "store_groups")
+MAY_CHANGE = ("steps", "epochs", "iterations", "eval_every", "save_every", "store_groups")
 """Settings that a resumed run may have otherwise than before."""
 _FLAGS = (
-    *("model", "data", "reward", "eval_data", "prompt_column", "answer_column", "suffix", "chat", "limit"),
+    *("model", "data", "reward", "oracle", "eval_data", "prompt_column", "answer_column", "suffix", "chat", "limit"),
     *("device", "dtype"),
 )
 
@@ -69,6 +69,10 @@ class Job(Columns):
         if missing:
             raise ConfigError("train: " + "; ".join(missing))
 
+    def may_change(self) -> tuple[str, ...]:
+        """Settings that a resumed run may have otherwise than before."""
+        return MAY_CHANGE
+
 
 def job_of(cls: type[J], args: argparse.Namespace) -> J:
     """The job that the command line describes: the config file, then flags, then key=value settings.
@@ -79,9 +83,15 @@ def job_of(cls: type[J], args: argparse.Namespace) -> J:
     given = load_yaml(args.config) if args.config else {}
     if isinstance(given.get("reward"), str):
         given["reward"] = [given["reward"]]
-    if args.reward and "reward" not in cls.__dataclass_fields__:
-        raise ConfigError(f"--reward: {args.method} has no reward; leave it out, or train with a method that has one")
+    for name in ("reward", "oracle"):
+        if getattr(args, name) and name not in cls.__dataclass_fields__:
+            raise ConfigError(f"--{name}: {args.method} has no {name}; leave it out, or take a method that has one")
     flags = {name: getattr(args, name) for name in _FLAGS if getattr(args, name) is not None}
+    judge = {name: value for name, value in (("url", args.judge_url), ("model", args.judge_model)) if value is not None}
+    if judge:
+        if "judge" not in cls.__dataclass_fields__:
+            raise ConfigError(f"--judge-url, --judge-model: {args.method} has no oracle; leave them out")
+        flags["judge"] = {**(given.get("judge") or {}), **judge}
     if args.lora and not given.get("lora"):
         flags["lora"] = {}
     job = from_dict(cls, {**given, **flags}, source=args.config or "command line")
@@ -116,18 +126,24 @@ class Place:
             check_place(args)
 
     def _create(self) -> RunDir:
-        args = self.args
-        return RunDir.create(args.out, self.job, resume=args.resume, overwrite=args.overwrite, may_change=MAY_CHANGE)
+        args, may_change = self.args, self.job.may_change()
+        return RunDir.create(args.out, self.job, resume=args.resume, overwrite=args.overwrite, may_change=may_change)
 
-    def open(self, bench: Workbench) -> RunDir:
+    def start(self) -> RunDir:
+        """The run folder, made now if it is not there yet."""
         if self.run is None:
             self.run = self._create()
             if (self.run.path / "model-merged").exists():  # of a run that was overwritten
                 remove_whole(self.run.path / "model-merged")
+        return self.run
+
+    def open(self, bench: Workbench) -> RunDir:
+        """The run folder, with the tokenizer in it."""
+        run = self.start()
         backend = getattr(bench.policy.tokenizer, "backend_tokenizer", None)
         if backend is not None:  # the report shows tokens before the model is saved
-            write_atomic(self.run.path / "tokenizer.json", backend.to_str())
-        return self.run
+            write_atomic(run.path / "tokenizer.json", backend.to_str())
+        return run
 
     def __enter__(self) -> Place:
         return self

@@ -42,6 +42,13 @@ METHODS: dict[str, Method] = {
     "sft": Method("own_sft", "SFTJob", "sft", "supervised, on conversations or prompts with completions"),
     "grpo": Method("own_grpo", "GRPOJob", "grpo", "online, with a reward; samples of a prompt are compared as a group"),
     "ppo": Method("own_ppo", "PPOJob", "ppo", "online, with a reward and a critic; one sample of a prompt is enough"),
+    "dpo": Method(
+        "own_pairs", "DPOJob", "offline_pairs", "offline, on preference pairs (cDPO, robust, hinge: see form)"
+    ),
+    "ipo": Method("own_pairs", "IPOJob", "offline_pairs", "offline, on preference pairs, with a bounded margin"),
+    "inpo": Method("own_game", "INPOJob", "game", "a preference game: pairs of its own samples, compared by an oracle"),
+    "sppo": Method("own_game", "SPPOJob", "game", "the same by win probabilities among all samples of a prompt"),
+    "online-dpo": Method("own_game", "OnlineDPOJob", "game", "the same with the loss of DPO, IPO or Nash-MD"),
 }
 """What `forethought train` knows, by name."""
 
