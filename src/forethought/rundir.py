@@ -55,7 +55,7 @@ from forethought.files import (
 _HEADER = "# forethought run; "
 _STEP = re.compile(r"step_(\d+)")
 # What `overwrite` removes besides JSON files. config.yaml is replaced last: it marks the folder as a run's until then.
-_OWN = ("metrics.jsonl", "trees.sqlite", "trees.sqlite-wal", "trees.sqlite-shm", "checkpoints", "model", "arms")
+_OWN = ("metrics.jsonl", "trees.sqlite", "trees.sqlite-wal", "trees.sqlite-shm", "checkpoints", "model", "arms", "stages")
 _OWN += ("report.html", "log.txt")
 
 
@@ -211,8 +211,8 @@ class RunDir:
         Args:
             config: resolved settings, a dataclass or a mapping.
             resume: continue the run that the folder holds.
-            overwrite: remove the run that the folder holds: the files above, model/, arms/ (a recipe's inner runs) and
-                all JSON files; nothing else is touched.
+            overwrite: remove the run that the folder holds: the files above, model/, arms/ and stages/ (inner runs)
+                and all JSON files; nothing else is touched.
             may_change: settings that may differ on resume, e.g. ("steps", "report"); a group's name covers its members.
 
         Raises:

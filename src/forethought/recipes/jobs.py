@@ -139,22 +139,24 @@ def run_jobs(
     return done
 
 
-def gather(job: Job, run: RunDir, trees: int = 8) -> None:
+def gather(job: Job, run: RunDir) -> None:
     """Copy a finished piece's metrics, and its last few trees, into the run's own files."""
-    folder = run.path / job.folder
-    run.truncate_metrics(-1, arm=job.arm, seed=job.seed)
+    copy_run(run.path / job.folder, run, arm=job.arm, seed=job.seed)
+
+
+def copy_run(folder: Path, run: RunDir, *, arm: str, seed: int, trees: int = 8) -> None:
+    """Copy the metrics of an inner run, and its last few trees, into `run` under this arm and seed; again is no harm."""
+    run.truncate_metrics(-1, arm=arm, seed=seed)
     if (folder / "metrics.jsonl").is_file():
         for row in read_metrics(folder):
             step = row.pop("step")
             row.pop("nonfinite", None)
-            run.log_metrics({**row, "arm": job.arm, "seed": job.seed}, step=step)
+            run.log_metrics({**row, "arm": arm, "seed": seed}, step=step)
     if (folder / "trees.sqlite").is_file():
         with (
             TreeStore(folder / "trees.sqlite", readonly=True) as source,
             TreeStore(run.path / "trees.sqlite") as target,
         ):
-            target.truncate_after(-1, arm=job.arm, seed=job.seed)
+            target.truncate_after(-1, arm=arm, seed=seed)
             for row in reversed(source.query(newest_first=True, limit=trees)):
-                target.append(
-                    source.load(row.id), task=row.task, step=row.step, arm=job.arm, seed=job.seed, kind=row.kind
-                )
+                target.append(source.load(row.id), task=row.task, step=row.step, arm=arm, seed=seed, kind=row.kind)
