@@ -10,11 +10,12 @@ from pathlib import Path
 import pytest
 
 from forethought.cli import _parser, parse
-from forethought.config import to_dict
+from forethought.config import from_dict, parse_yaml, to_dict
 from forethought.learn.optim import OptimConfig
 from forethought.models import registry
 from forethought.models.load import LoRA
 from forethought.recipes import CATALOGUE, find
+from forethought.recipes.own_chain import ChainJob, Measure
 from forethought.recipes.own_game import INPOJob
 from forethought.recipes.own_pairs import DPOJob
 from forethought.recipes.own_ppo import PPOJob
@@ -98,6 +99,13 @@ def test_links_lead_somewhere(page):
             assert anchor in [re.sub(r"[^\w -]", "", h).lower().replace(" ", "-") for h in heads], target
 
 
+def test_the_chain_on_its_page_is_one():
+    (text,) = blocks(ROOT / "docs" / "stages.md", "yaml")
+    made = from_dict(ChainJob, parse_yaml(text, "stages.md"))
+    made.require()
+    assert list(made.jobs()) == ["mid-training", "clean", "dpo", "grpo"]
+
+
 def test_every_system_is_in_the_readme():
     text = (ROOT / "README.md").read_text()
     assert all(entry.title in text and f"docs/results/{entry.slug}.md" in text for entry in CATALOGUE)
@@ -128,7 +136,9 @@ def test_the_settings_page_is_complete_and_true():
         "inpo": (game, "INPO"),
         "sppo": (game, "SPPO"),
         "online-dpo": (game, "Online DPO"),
+        "chain": ("Chains",),
     }
+    assert set(heads) == set(METHODS)
     for name in heads:
         job, _ = METHODS[name].load()
         told = dict(shared)
@@ -136,6 +146,8 @@ def test_the_settings_page_is_complete_and_true():
             told |= sections[head]
         if name == "ipo":
             told = {k: v for k, v in told.items() if k not in ("form", "label_smoothing")}
+        if name == "chain":
+            del told["micro_tokens"]  # of its stages
         real = {}
         for f in fields(job):
             value = f.default if f.default is not MISSING else f.default_factory()
@@ -143,6 +155,7 @@ def test_the_settings_page_is_complete_and_true():
                 real[f.name] = shown(value)
         assert told == real
     assert sections["Optimiser (`optim.`)"] == {k: shown(v) for k, v in to_dict(OptimConfig()).items()}
+    assert sections["Measuring a chain (`measure.`)"] == {k: shown(v) for k, v in to_dict(Measure()).items()}
     assert sections["LoRA (`lora.`)"] == {k: shown(v) for k, v in to_dict(LoRA()).items()}
     assert (
         f"`optim.lr` is {SFTJob().optim.lr} for supervised fine-tuning, {DPOJob().optim.lr} for dpo and ipo, "

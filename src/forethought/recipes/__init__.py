@@ -39,6 +39,14 @@ CATALOGUE: tuple[Entry, ...] = (
         module="forethought.recipes.rlsp",
         mini="about 25 minutes on 2 cores",
     ),
+    Entry(
+        slug="phi-4-mini-reasoning",
+        title="Phi-4-Mini-Reasoning",
+        paper="Xu et al., arXiv 2504.21233",
+        line="mid-training on packed traces, clean SFT, rollout DPO, then RL with three fixes of plain GRPO, as a ladder",
+        module="forethought.recipes.phi_4_mini_reasoning",
+        mini="about 25 minutes on 2 cores",
+    ),
 )
 
 

@@ -49,6 +49,9 @@ METHODS: dict[str, Method] = {
     "inpo": Method("own_game", "INPOJob", "game", "a preference game: pairs of its own samples, compared by an oracle"),
     "sppo": Method("own_game", "SPPOJob", "game", "the same by win probabilities among all samples of a prompt"),
     "online-dpo": Method("own_game", "OnlineDPOJob", "game", "the same with the loss of DPO, IPO or Nash-MD"),
+    "chain": Method(
+        "own_chain", "ChainJob", "chain", "several of these as stages, each on the model of the one before"
+    ),
 }
 """What `forethought train` knows, by name."""
 
