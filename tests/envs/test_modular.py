@@ -6,6 +6,7 @@ import pytest
 from forethought.envs.modular import (
     ModularConfig,
     apply,
+    facts,
     faulty_steps,
     normalised,
     pieces,
@@ -72,10 +73,15 @@ def test_a_loop_is_cut():
 
 
 def test_every_text_of_the_world_is_made_of_pieces():
-    config = ModularConfig()
+    config = ModularConfig(modulus=11)
     tokenizer = piece_tokenizer(pieces(config))
     generator = np.random.default_rng(0)
-    for task in questions(50, 0, "train"):
+    for row in facts(20, 0, config):
+        assert (
+            tokenizer.decode(tokenizer(row["prompt"] + row["completion"])["input_ids"])
+            == row["prompt"] + row["completion"]
+        )
+    for task in questions(50, 0, "train", config=config):
         for text in (task["prompt"], rollout(task, generator, config)[0]):
             ids = tokenizer(text, add_special_tokens=False)["input_ids"]
             assert tokenizer.decode(ids) == text and all(i > 2 for i in ids)

@@ -27,7 +27,7 @@ _PHRASES = ("*", "+", "-", "=", ";", " mod ", ":", " is ", " gives ", " no ", ",
 class ModularConfig:
     """Which questions there are, and how the teacher answers."""
 
-    modulus: int = 11
+    modulus: int = 7
     min_level: int = 2
     max_level: int = 6
     operators: str = "+-*"
@@ -163,6 +163,23 @@ def rollout(task: dict[str, Any], generator: np.random.Generator, config: Modula
         if loop:
             return "".join(out) + out[-1] * 12, False
     return "".join(out) + f"\\boxed{{{value}}}", True
+
+
+def facts(n: int, seed: int, config: ModularConfig) -> list[dict[str, Any]]:
+    """n single steps in the teacher's three phrasings, without a chain: {"id", "prompt", "completion"}."""
+    generator = np.random.default_rng(derive_seed("modular facts", seed))
+    out = []
+    for number in range(n):
+        operator = config.operators[int(generator.integers(len(config.operators)))]
+        value, operand = int(generator.integers(0, config.modulus)), int(generator.integers(2, 10))
+        result = apply(value, operator, operand, config.modulus)
+        prompt, end = (
+            (f"{value}{operator}{operand}=", ";"),
+            (f"{value};{operator}{operand} is ", ";"),
+            (f"{value}{operator}{operand} gives ", ", "),
+        )[int(generator.integers(3))]
+        out.append({"id": f"fact-{number}", "prompt": prompt, "completion": f"{result}{end}"})
+    return out
 
 
 _STEP = re.compile(r"(\d+)?([+*-])(\d+)(?:=| is | gives )(?:\d+ no )?(\d+)")

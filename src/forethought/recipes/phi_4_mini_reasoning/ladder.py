@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from forethought.config import derive_seed
-from forethought.envs.modular import pieces, questions, refuse_duplicates
+from forethought.envs.modular import facts, pieces, questions, refuse_duplicates
 from forethought.errors import ConfigError, DataError, RewardError, nearest
 from forethought.recipes.jobs import Job
 from forethought.recipes.phi_4_mini_reasoning import bank as banks
@@ -389,7 +389,8 @@ def stages_of(config: Phi4Config, seed: int) -> list[Stage]:
         direct = [
             {"id": t["id"], "prompt": t["prompt"], "completion": f"\\boxed{{{t['answer']}}}"} for t in place.data.train
         ]
-        return place.sft(context.run, "base", direct, mini.pretrain)
+        known = facts(round(mini.facts * len(direct)), 0, mini.world)
+        return place.sft(context.run, "base", direct + known, mini.pretrain)
 
     def few(place: Workplace, context: StageContext) -> Mapping[str, Any]:
         records = banks.demonstrations(place.data.bank)
