@@ -14,7 +14,9 @@ Departures from the paper and what it leaves open:
 2. Packed documents cannot see each other and positions restart (not stated in the paper).
 3. Rollouts called wrong are not re-checked by a second model.
 4. Miniature: modular chain arithmetic, a rule teacher with slips instead of a large model, a transformer made from
-   scratch whose base was trained on answers without steps and on single steps (it knows arithmetic, not chains); token-mean loss in GRPO as everywhere in this library
+   scratch whose base was trained on answers without steps and on single steps
+   (it knows arithmetic, not chains); token-mean loss in GRPO, as everywhere in this
+   library
    (`online.reduction=sequence-mean` is the published average over answers).
 5. The repetition rule of the miniature's bank looks at 5-token runs (a step has about 6 tokens); 20 elsewhere.
 """
