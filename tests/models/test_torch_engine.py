@@ -212,3 +212,21 @@ def test_progress_and_seeds(llama):
 def test_sampling_refuses(kwargs, message):
     with pytest.raises(ConfigError, match=message):
         Sampling(**kwargs)
+
+
+def test_named_rows_depend_on_their_name_alone(llama):
+    """Whatever else hangs in the tree, and wherever the leaf stands in the call."""
+    sampling = Sampling(max_tokens=8, seed=3)
+
+    def ids(leaves, names):
+        new = TorchEngine(llama).extend(leaves, 2, sampling, names=names)
+        return [[tree.node_ids(n) for n in nodes] for (tree, _), nodes in zip(leaves, new, strict=True)]
+
+    bare = TokenTree([5, 6, 7], task="a")
+    first = ids([(bare, 0), (bare, 0)], ["x", "y"])
+    grown = TokenTree([5, 6, 7], task="b")
+    grown.add(0, [9, 9])
+    assert ids([(grown, 0)], ["y"]) == first[1:]
+    assert len({str(row) for rows in first for row in rows}) == 4
+    with pytest.raises(EngineError, match="1 names for 2 leaves: give one each"):
+        TorchEngine(llama).extend([(bare, 0), (bare, 0)], 1, sampling, names=["x"])

@@ -16,8 +16,9 @@ from pathlib import Path
 from typing import Any
 
 from forethought.envs.env import Step
+from forethought.envs.registry import find_env
 from forethought.errors import ConfigError, ForethoughtError
-from forethought.rewards.loading import describe, load_object, where
+from forethought.rewards.loading import describe, where
 
 HOSTILE: dict[str, str] = {
     "empty": "",
@@ -433,7 +434,7 @@ def serve(connection: Any, factory: Any, max_steps: int) -> None:
     try:
         if isinstance(factory, str):
             source = str(Path(factory.rpartition(":")[0]).expanduser().resolve())
-            factory = load_object(factory, "environment")
+            factory = find_env(factory)
         connection.send(("loaded", problem_with(factory)))
     except ConfigError as err:
         connection.send(("loaded", str(err)))

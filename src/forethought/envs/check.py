@@ -18,9 +18,10 @@ from typing import Any, Literal
 
 from forethought.envs import _walk
 from forethought.envs.env import Env
+from forethought.envs.registry import EnvSource, find_env
 from forethought.errors import ConfigError
 from forethought.rewards.isolate import Worker, WorkerDied, WorkerHung
-from forethought.rewards.loading import USER_MODULE, load_object
+from forethought.rewards.loading import USER_MODULE
 
 RULES: dict[str, str] = {
     "load": "the file loads and names something that makes environments",
@@ -104,15 +105,12 @@ class Report:
 
 
 def load_env(spec: str) -> Callable[[], Env]:
-    """The factory that `my_env.py:Env` or `package.module:Name` names; call it for an environment.
+    """The factory that a spec names (see `registry.find_env`); call it for an environment.
 
     Raises:
-        ConfigError: not of this form, no such file or name, the file fails to load, or it cannot be called.
+        ConfigError: no such name, file or setting, the file fails to load, or it cannot be called.
     """
-    factory = load_object(spec, "environment")
-    if problem := _walk.problem_with(factory):
-        raise ConfigError(f"environment {spec!r}: {problem}")
-    return factory
+    return find_env(spec)
 
 
 def check_env(
@@ -127,8 +125,9 @@ def check_env(
     """Walk an environment and report every rule that it breaks.
 
     Args:
-        env: `my_env.py:Env`, `package.module:Name`, or a factory. A factory that a child process cannot import by name
-            (a closure, something of `__main__`) is checked in a thread: a call that hangs then ends the check.
+        env: what `registry.find_env` takes (`sokoban:boxes=2`, `my_env.py:Env`, `package.module:Name`), or a factory. A
+            factory that a child process cannot import by name (a closure, something of `__main__`) is checked in a
+            thread: a call that hangs then ends the check.
         tasks: passed to reset; the first three are walked.
         actions: what to play; else `info["actions"]` where the environment gives a list of legal actions, else words
             that most environments will call invalid (give actions, or the end of an episode is hardly ever seen).
@@ -305,6 +304,8 @@ def _target(env: str | Callable[[], Env]) -> tuple[str | Callable[[], Env], str]
     """What the child loads (a spec), or the factory itself where no child could; and its name."""
     if isinstance(env, str):
         return env, env
+    if isinstance(env, EnvSource):
+        return env.spec, env.spec
     module, name = getattr(env, "__module__", None) or "", getattr(env, "__qualname__", None) or ""
     found: Any = sys.modules.get(module)
     shown = f"{module}:{name}" if name else repr(env)

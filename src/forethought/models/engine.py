@@ -76,12 +76,20 @@ class Engine(Protocol):
     stats: EngineStats
 
     def extend(
-        self, leaves: Sequence[Leaf], n: int, sampling: Sampling, *, progress: Callable[[int, int], None] | None = None
+        self,
+        leaves: Sequence[Leaf],
+        n: int,
+        sampling: Sampling,
+        *,
+        names: Sequence[str] | None = None,
+        progress: Callable[[int, int], None] | None = None,
     ) -> list[list[int]]:
         """Sample `n` continuations of every leaf and add them to its tree as ASSISTANT nodes.
 
         Returns, per leaf, the n new node indices, in sample order. New nodes carry ids, behaviour log-probs and a stop
-        reason. `progress(done_rows, all_rows)` is called now and then. A leaf whose path leaves no room in the context
+        reason. `names`: per leaf, what its rows are seeded from, in place of task, node and how many children the leaf
+        has already; so a row can depend on nothing that happened elsewhere in its tree.
+        `progress(done_rows, all_rows)` is called now and then. A leaf whose path leaves no room in the context
         gets an empty node with Stop.LENGTH.
         """
         ...

@@ -132,7 +132,13 @@ class OpenAIEngine:
 
     # -- the engine protocol --
     def extend(
-        self, leaves: Sequence[Leaf], n: int, sampling: Sampling, *, progress: Callable[[int, int], None] | None = None
+        self,
+        leaves: Sequence[Leaf],
+        n: int,
+        sampling: Sampling,
+        *,
+        names: Sequence[str] | None = None,
+        progress: Callable[[int, int], None] | None = None,
     ) -> list[list[int]]:
         """See `engine.Engine.extend`; nodes are added in the order of the leaves, whichever answer comes first.
 
@@ -150,7 +156,10 @@ class OpenAIEngine:
                 "leave them off, or pass the server's own field in `extra`"
             )
         requests = [self._messages(tree, leaf, number) for number, (tree, leaf) in enumerate(leaves)]
-        seeds = [row_seed(sampling.seed, t.task, leaf, len(t.children(leaf))) % 2**31 for t, leaf in leaves]
+        keys = [(t.task, leaf, len(t.children(leaf))) for t, leaf in leaves]
+        if names is not None:
+            keys = [(name, 0, 0) for name in names]
+        seeds = [row_seed(sampling.seed, *key) % 2**31 for key in keys]
         samples: list[list[_Sample]] = [[] for _ in leaves]
         pool = ThreadPoolExecutor(self.parallel, thread_name_prefix="chat")
         over = threading.Event()  # wakes requests that pause when the call has failed or was interrupted

@@ -56,9 +56,15 @@ class ScriptedEngine:
         self.loads = 0  # calls of load_weights
 
     def extend(
-        self, leaves: Sequence[Leaf], n: int, sampling: Sampling, *, progress: Callable[[int, int], None] | None = None
+        self,
+        leaves: Sequence[Leaf],
+        n: int,
+        sampling: Sampling,
+        *,
+        names: Sequence[str] | None = None,
+        progress: Callable[[int, int], None] | None = None,
     ) -> list[list[int]]:
-        """See `engine.Engine.extend`.
+        """See `engine.Engine.extend`; nothing is drawn, so `names` change nothing.
 
         Raises:
             EngineError: n < 1, the list is used up, or an answer has another number of log-probs than tokens; then no

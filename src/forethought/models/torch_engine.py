@@ -175,7 +175,6 @@ class _Row:
     """One sample in the making."""
 
     leaf: int  # index into the call's leaves
-    index: int  # which sample of the leaf
     limit: int
     draws: np.ndarray
     ids: list[int] = field(default_factory=list)
@@ -244,19 +243,27 @@ class TorchEngine:
 
     @torch.inference_mode()
     def extend(
-        self, leaves: Sequence[Leaf], n: int, sampling: Sampling, *, progress: Callable[[int, int], None] | None = None
+        self,
+        leaves: Sequence[Leaf],
+        n: int,
+        sampling: Sampling,
+        *,
+        names: Sequence[str] | None = None,
+        progress: Callable[[int, int], None] | None = None,
     ) -> list[list[int]]:
         """See `engine.Engine.extend`.
 
         Raises:
-            EngineError: n < 1, or a leaf whose path has no token to predict from.
+            EngineError: n < 1, not one name a leaf, or a leaf whose path has no token to predict from.
         """
         if n < 1:
             raise EngineError(f"n={n}: sample at least one continuation")
+        if names is not None and len(names) != len(leaves):
+            raise EngineError(f"{len(names)} names for {len(leaves)} leaves: give one each")
         training = self.policy.model.training
         self.policy.model.eval()
         try:
-            rows = _Call(self, leaves, n, sampling, progress).run()
+            rows = _Call(self, leaves, n, sampling, names, progress).run()
         finally:
             self.policy.model.train(training)
         out: list[list[int]] = []
@@ -369,7 +376,7 @@ class TorchEngine:
 class _Call:
     """One `extend`: the queue of rows, the lanes and the decode loop."""
 
-    def __init__(self, engine: TorchEngine, leaves: Sequence[Leaf], n: int, sampling: Sampling, progress):
+    def __init__(self, engine: TorchEngine, leaves: Sequence[Leaf], n: int, sampling: Sampling, names, progress):
         self.engine, self.policy, self.leaves = engine, engine.policy, leaves
         self.sampling, self.progress = sampling, progress
         self.device = self.policy.device
@@ -385,7 +392,8 @@ class _Call:
             begin = len(tree.children(leaf)) + repeated[id(tree), leaf] * n
             repeated[id(tree), leaf] += 1
             limit = min(sampling.max_tokens, self.policy.context - length)
-            self.rows.append([self._row(tree, number, leaf, begin + i, limit) for i in range(n)])
+            key = (tree.task, leaf, begin) if names is None else (names[number], 0, 0)
+            self.rows.append([self._row(number, (*key[:2], key[2] + i), limit) for i in range(n)])
         self.total = len(leaves) * n
         self.done = 0
         self.queue = deque(deque(r for r in mine if r.limit > 0) for mine in self.rows)
@@ -395,12 +403,13 @@ class _Call:
         # A token carries at least one byte of text, so this tail always holds a stop string that just ended.
         self.tail = max((len(s.encode()) for s in sampling.stop), default=0) + 2
 
-    def _row(self, tree: TokenTree, number: int, leaf: int, index: int, limit: int) -> _Row:
+    def _row(self, number: int, key: tuple[str, int, int], limit: int) -> _Row:
+        """`key`: see `row_seed`."""
         draws = np.zeros(0)
         if self.sampling.temperature > 0 and limit > 0:
-            generator = np.random.Generator(np.random.Philox(row_seed(self.sampling.seed, tree.task, leaf, index)))
+            generator = np.random.Generator(np.random.Philox(row_seed(self.sampling.seed, *key)))
             draws = generator.random(limit)
-        return _Row(number, index, limit, draws, stop=Stop.LENGTH if limit <= 0 else Stop.NONE)
+        return _Row(number, limit, draws, stop=Stop.LENGTH if limit <= 0 else Stop.NONE)
 
     def run(self) -> list[list[_Row]]:
         self.done = self.total - sum(len(q) for q in self.queue)

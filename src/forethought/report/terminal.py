@@ -303,7 +303,7 @@ def _show_tree(out: _Printer, run: Run, row: TreeRow, tree: TokenTree) -> None:
         meta = tree.meta[leaf]
         parts = meta.get("parts")
         stop = Stop(int(tree.stop[leaf]))
-        facts = [f"reward {show_number(float(tree.reward[leaf]))}"]
+        facts = [f"reward {show_number(tree.outcome(leaf))}"]
         facts += [f"{k} {show_number(v)}" for k, v in parts.items()] if isinstance(parts, dict) else []
         facts += [f"stop {stop.name.lower()}"] if stop is not Stop.NONE else []
         facts += [str(meta[k]) for k in ("why", "error") if meta.get(k)]

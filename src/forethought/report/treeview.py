@@ -54,7 +54,7 @@ def pick_leaves(tree: TokenTree, limit: int = SAMPLES) -> list[int]:
     leaves = tree.leaves()
     if len(leaves) <= limit:
         return leaves
-    rewards = [float(tree.reward[leaf]) for leaf in leaves]
+    rewards = [tree.outcome(leaf) for leaf in leaves]
     order = sorted(
         range(len(leaves)), key=lambda i: (math.isnan(rewards[i]), -rewards[i] if rewards[i] == rewards[i] else 0, i)
     )
@@ -179,11 +179,11 @@ def _reward_chip(value: float) -> str:
 
 def _sample(tree: TokenTree, leaf: int, place: int, skip: set[int], pieces: Pieces, most: float, limit: int) -> str:
     meta = tree.meta[leaf]
-    reward = None if has_advantages(tree) else float(tree.reward[leaf])
+    reward = None if has_advantages(tree) else tree.outcome(leaf)
     stop = Stop(int(tree.stop[leaf]))
     nodes = [n for n in tree.path(leaf) if n not in skip]
     tokens = sum(int(tree.length[n]) for n in nodes if tree.sampled[n])
-    chips = [_reward_chip(float(tree.reward[leaf])), _parts(meta)]
+    chips = [_reward_chip(tree.outcome(leaf)), _parts(meta)]
     facts = []
     advantages = np.unique(tree.advantage[tree.span(leaf)])
     if len(advantages) == 1 and advantages[0]:

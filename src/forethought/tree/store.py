@@ -46,7 +46,7 @@ CREATE INDEX by_task ON trees (task);
 class TreeRow:
     """What the store knows of a tree without loading it.
 
-    reward: mean over the leaves that have one, None where none has. stops: sampled nodes by stop reason.
+    reward: mean `TokenTree.outcome` of the leaves that have one, None where none has. stops: sampled nodes by stop reason.
     """
 
     id: int
@@ -185,7 +185,7 @@ class TreeStore:
         except (TypeError, ValueError) as err:
             raise DataError(f"tree of task {task!r}, step {step}: its meta cannot be stored: {err}") from None
         leaves = tree.leaves()
-        rewards = tree.reward[leaves]
+        rewards = np.array([tree.outcome(leaf) for leaf in leaves])
         rewards = rewards[~np.isnan(rewards)]
         stops = tree.stop[tree.sampled]
         values = [

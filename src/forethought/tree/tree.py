@@ -252,6 +252,11 @@ class TokenTree:
     def path_length(self, node: int) -> int:
         return sum(int(self.length[n]) for n in self.path(node))
 
+    def outcome(self, leaf: int) -> float:
+        """What the sample that ends here earned in all: its meta's "return" (an episode with a reward at each turn),
+        else the node's own reward; NaN where there is none."""
+        return float(self.meta[leaf].get("return", self.reward[leaf]))
+
     def nbytes(self) -> int:
         return sum(self._nodes.view(n).nbytes for n in self._nodes.names) + sum(
             self._tokens.view(n).nbytes for n in self._tokens.names

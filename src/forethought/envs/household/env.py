@@ -47,8 +47,8 @@ class HouseholdEnv:
     def __init__(
         self,
         *,
-        rooms: str | Sequence[str] = ("kitchen", "livingroom", "bedroom", "bathroom"),
-        goals: str | Sequence[str] | None = None,
+        rooms: tuple[str, ...] | str = ("kitchen", "livingroom", "bedroom", "bathroom"),
+        goals: tuple[str, ...] | str | None = None,
         max_steps: int = 30,
         rules: bool = True,
         show_actions: bool = False,
