@@ -37,7 +37,7 @@ CATALOGUE: tuple[Entry, ...] = (
         paper="Ye et al., arXiv 2502.06773",
         line="search by SFT on traces and PPO on two decoupled signals, a verifier and an exploration reward",
         module="forethought.recipes.rlsp",
-        mini="about 25 minutes on 2 cores",
+        mini="not run in full yet",
     ),
     Entry(
         slug="phi-4-mini-reasoning",
@@ -45,7 +45,7 @@ CATALOGUE: tuple[Entry, ...] = (
         paper="Xu et al., arXiv 2504.21233",
         line="mid-training on packed traces, clean SFT, rollout DPO, then RL with three fixes of plain GRPO, as a ladder",
         module="forethought.recipes.phi_4_mini_reasoning",
-        mini="about 25 minutes on 2 cores",
+        mini="not run in full yet",
     ),
 )
 
