@@ -55,7 +55,16 @@ from forethought.files import (
 _HEADER = "# forethought run; "
 _STEP = re.compile(r"step_(\d+)")
 # What `overwrite` removes besides JSON files. config.yaml is replaced last: it marks the folder as a run's until then.
-_OWN = ("metrics.jsonl", "trees.sqlite", "trees.sqlite-wal", "trees.sqlite-shm", "checkpoints", "model", "arms", "stages")
+_OWN = (
+    "metrics.jsonl",
+    "trees.sqlite",
+    "trees.sqlite-wal",
+    "trees.sqlite-shm",
+    "checkpoints",
+    "model",
+    "arms",
+    "stages",
+)
 _OWN += ("report.html", "log.txt")
 
 

@@ -32,6 +32,14 @@ CATALOGUE: tuple[Entry, ...] = (
         mini="31 minutes on 2 cores shared with other work",
     ),
     Entry(
+        slug="inpo",
+        title="INPO",
+        paper="Zhang et al., arXiv 2407.00617",
+        line="iterates towards the Nash policy of a general (cyclic) preference, against iterative DPO, IPO, SPPO and Nash-MD",
+        module="forethought.recipes.inpo",
+        mini="not run in full yet",
+    ),
+    Entry(
         slug="rlsp",
         title="RLSP",
         paper="Ye et al., arXiv 2502.06773",

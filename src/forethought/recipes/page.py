@@ -45,11 +45,24 @@ def page(found: Mapping[str, Any], command: str) -> str:
     if found.get("differences"):
         rows = {name: {"difference": d} for name, d in found["differences"].items()}
         lines += ["Differences of the first metric, paired:", "", markdown_table(rows, ["difference"]), ""]
+    for title, rows in (found.get("tables") or {}).items():
+        lines += [f"{title}:", "", _plain(rows), ""]
     lines += ["Counted budget:", "", "| arm | " + " | ".join(columns) + " |", "|---" * (len(columns) + 1) + "|"]
     lines += [f"| {arm} | " + " | ".join(f"{row.get(c, 0):,}" for c in columns) + " |" for arm, row in budget.items()]
     lines += ["", *(f"- {note}" for note in found.get("notes", []))]
     made = ", ".join(f"{k} {v}" for k, v in found["versions"].items() if v and k != "git")
     return "\n".join([*lines, "", f"Versions: {made}.", ""])
+
+
+def _plain(rows: Mapping[str, Mapping[str, float]]) -> str:
+    """Rows of single numbers as a Markdown table."""
+    columns = list(dict.fromkeys(c for row in rows.values() for c in row))
+    out = ["| | " + " | ".join(columns) + " |", "|---" * (len(columns) + 1) + "|"]
+    out += [
+        f"| {name} | " + " | ".join(f"{row[c]:.3g}" if c in row else "-" for c in columns) + " |"
+        for name, row in rows.items()
+    ]
+    return "\n".join(out)
 
 
 def main(argv: list[str]) -> int:
