@@ -142,9 +142,9 @@ def _of_object(spec: str) -> EnvSource:
         )
 
     def own(n: int, seed: int, split: str, settings: dict[str, Any]) -> list[dict[str, Any]]:
-        return tasks(n, seed, split)
+        return typing.cast(Any, tasks)(n, seed, split)
 
-    return EnvSource(spec, make, {}, None if tasks is None else own)
+    return EnvSource(spec, typing.cast(Any, make), {}, None if tasks is None else own)
 
 
 def _items(text: str, first: str | None, spec: str) -> list[str]:
