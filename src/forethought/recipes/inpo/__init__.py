@@ -90,8 +90,8 @@ class INPOConfig:
     pair_mode: Literal["iid", "soft", "tournament", "max_min"] = "iid"
     """Of the arm INPO."""
     dpo_beta: float = 0.05
-    dpo_large_beta: float = 1.0
-    """Of the arm "DPO, large beta"."""
+    dpo_tuned_beta: float = 1.0
+    """Of the arm "DPO, tuned beta"."""
     dpo_previous_beta: float = 1.0
     """Of the arm "DPO, base previous"."""
     dpo_pair_mode: Literal["iid", "tournament", "max_min"] = "iid"
@@ -287,6 +287,9 @@ def _results(
         budget[arm]["wall_s"] = round(sum(r["wall_s"] for r in rows), 1)
     metric = _metric(config)
     verdict, differences, notes = judge(config, table, per_arm, metric)
+    if too_long := max(row["too_long"] for row in done.values()):
+        plural = "s" if too_long > 1 else ""
+        notes.append(f"{too_long} prompt{plural} of more than {config.files.max_prompt_tokens} tokens left out")
     shown = curves(row for row in run.metrics() if row.get("arm") in config.arms)
     drawn = {
         name: {
@@ -311,7 +314,9 @@ def _results(
         verdict_rule=RULE if mini else RULE_FILES,
         headline={"arm": head, "metric": metric},
         differences=differences,
-        tables={"The exact game, duality gap and KL from the equilibrium": table["rows"]} if table else {},
+        tables={"The exact game: KL from the equilibrium, duality gap, spread of the last iterates": table["rows"]}
+        if table
+        else {},
         game=table.get("game"),
         dropped={f"{arm} {seed}": row["dropped"] for (arm, seed), row in done.items() if row.get("dropped")},
         notes=notes,

@@ -37,7 +37,7 @@ ARMS: tuple[str, ...] = (
     "INPO, tau 0",
     SCALAR,
     "DPO",
-    "DPO, large beta",
+    "DPO, tuned beta",
     "DPO, base previous",
     "IPO",
     "SPPO",
@@ -74,7 +74,7 @@ def game_config(config: INPOConfig, arm: str, seed: int) -> GameConfig:
         "INPO, tau 0": inpo | {"tau": 0.0, "eta": config.eta, "eta_schedule": "constant"},
         SCALAR: inpo,
         "DPO": dpo | {"beta": config.dpo_beta},
-        "DPO, large beta": dpo | {"beta": config.dpo_large_beta},
+        "DPO, tuned beta": dpo | {"beta": config.dpo_tuned_beta},
         "DPO, base previous": dpo | {"beta": config.dpo_previous_beta, "base": "previous"},
         "IPO": dpo | {"loss": "ipo", "beta": config.ipo_beta},
         "SPPO": {"loss": "sppo", "beta": config.sppo_beta, "pair_mode": config.sppo_pair_mode},
@@ -138,6 +138,7 @@ def arm_job(job: Job, run: RunDir) -> Mapping[str, Any]:
         return renderer.prompt_ids(task["prompt"])
 
     oracle: Any
+    too_long = 0
     if mini:
         tasks = rows_of(config.miniature, settings.prompts_per_iteration)
         oracle = RoleOracle(game_of(config.miniature, "bradley-terry" if job.arm == SCALAR else config.oracle))
@@ -145,12 +146,17 @@ def arm_job(job: Job, run: RunDir) -> Mapping[str, Any]:
         look: Exact | Versus = Exact(config, policy)
     else:
         world = open_files(config.files, config.oracle, renderer, job.seed)
-        tasks, oracle = world.tasks, world.oracle
+        tasks, oracle, too_long = world.tasks, world.oracle, world.dropped
         look = Versus(world, engine, encode, decode, settings, job.seed)
     try:
         if job.arm == REFERENCE:
             run.log_metrics(look(0), step=0)
-            return {**look.final(), "tokens_evaluated": look.tokens, "wall_s": time.perf_counter() - began}
+            return {
+                **look.final(),
+                "tokens_evaluated": look.tokens,
+                "too_long": too_long,
+                "wall_s": time.perf_counter() - began,
+            }
 
         def keep(t: int, policy: Policy) -> None:
             if config.keep_models and (config.output == "mixture" or t == settings.iterations):
@@ -189,6 +195,7 @@ def arm_job(job: Job, run: RunDir) -> Mapping[str, Any]:
         **look.final(),
         **trainer.counts,
         "tokens_evaluated": look.tokens,
+        "too_long": too_long,
         "answers": settings.iterations * settings.prompts_per_iteration * settings.samples,
         "pairs": sum(int(row.get("pairs/made") or 0) for row in rows),
         "dropped": {k.removeprefix("pairs/dropped/"): sum(int(row.get(k) or 0) for row in rows) for k in dropped},

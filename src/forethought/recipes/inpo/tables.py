@@ -82,9 +82,9 @@ def outcome(run: Trajectory, tau: float, star: Array) -> dict[str, float]:
     """What became of a run: numbers of its last iterates and of its average."""
     distances, gaps = run.distances(star), run.gaps(tau)
     return {
-        "KL to the equilibrium, t=20": float(distances[min(20, len(distances) - 1)]),
-        "t=100": float(distances[min(100, len(distances) - 1)]),
-        "last 100": float(distances[-100:].mean()),
+        "KL, t=20": float(distances[min(20, len(distances) - 1)]),
+        "KL, t=100": float(distances[min(100, len(distances) - 1)]),
+        "KL, last 100": float(distances[-100:].mean()),
         "gap, last": float(gaps[-1]),
         "gap, last 100": float(gaps[-100:].mean()),
         "gap, average policy": float(dual_gap(run.P, run.average(), run.ref, tau)),
@@ -126,7 +126,7 @@ def play_all(config: TableConfig) -> dict[str, Any]:
 def said(rows: Mapping[str, Mapping[str, float]]) -> dict[str, bool]:
     """What the paper and the spec say of the exact game, held against the rows."""
     checks = (
-        ("INPO at eta 1 settles at the equilibrium", "INPO, eta 1", "last 100", lambda v: v < 1e-6),
+        ("INPO at eta 1 settles at the equilibrium", "INPO, eta 1", "KL, last 100", lambda v: v < 1e-6),
         (
             "INPO at eta 0.2, below the critical eta, goes round",
             "INPO, eta 0.2",
@@ -135,7 +135,7 @@ def said(rows: Mapping[str, Mapping[str, float]]) -> dict[str, bool]:
         ),
         ("DPO on ref at beta 0.05 goes round", "DPO on ref, beta 0.05", "spread, second half", lambda v: v > 0.9),
         ("DPO on ref at beta 1 settles", "DPO on ref, beta 1", "spread, second half", lambda v: v < 1e-6),
-        ("DPO on ref at beta 1 is off the equilibrium", "DPO on ref, beta 1", "last 100", lambda v: v > 1e-3),
+        ("DPO on ref at beta 1 is off the equilibrium", "DPO on ref, beta 1", "KL, last 100", lambda v: v > 1e-3),
         ("DPO on the previous iterate goes round", "DPO on previous, beta 1", "spread, second half", lambda v: v > 0.9),
     )
     return {text: test(rows[name][key]) for text, name, key, test in checks if name in rows}
