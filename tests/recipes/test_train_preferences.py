@@ -293,13 +293,17 @@ def test_a_game_learns_measures_and_saves(job, capsys):
         ("online-dpo", ("loss=ipo", "beta=0.5", "pair_mode=soft")),
         ("online-dpo", ("loss=nash_md", "beta=0.05", "epochs=1", "mixture=0.3")),
         ("inpo", ("tau=0.2", "eta_schedule=growing", "valid_share=0.3", "patience=2")),
+        ("inpo", ("eta=0.5", "--lora", "lora.rank=4", "optim.lr=0.02")),
     ],
     ids=lambda s: s if isinstance(s, str) else "-".join(s),
 )
 def test_methods_run(job, method, settings):
+    if "--lora" in settings:
+        pytest.importorskip("peft")
     assert game(method, "--out", "run", *settings) == 0
     lines = metrics("run")
     assert lines[-1]["iteration"] == 2 and "kl/reference" in lines[-1] and lines[-1]["arm"] == method
+    assert Path("run/model-merged").exists() == ("--lora" in settings)
 
 
 def test_a_reward_is_bradley_terry(job):
