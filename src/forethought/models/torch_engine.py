@@ -392,8 +392,8 @@ class _Call:
             begin = len(tree.children(leaf)) + repeated[id(tree), leaf] * n
             repeated[id(tree), leaf] += 1
             limit = min(sampling.max_tokens, self.policy.context - length)
-            key = (tree.task, leaf, begin) if names is None else (names[number], 0, 0)
-            self.rows.append([self._row(number, (*key[:2], key[2] + i), limit) for i in range(n)])
+            task, node, first = (tree.task, leaf, begin) if names is None else (names[number], 0, 0)
+            self.rows.append([self._row(number, (task, node, first + i), limit) for i in range(n)])
         self.total = len(leaves) * n
         self.done = 0
         self.queue = deque(deque(r for r in mine if r.limit > 0) for mine in self.rows)
