@@ -103,3 +103,5 @@ def test_h19_only_the_truncated_episode_bootstraps():
     credit.clear([tree])
     assert credit.gae(tree, end, gamma=0.5, lam=1)[-1] == pytest.approx(1)
     assert np.isnan(tree.outcome(end)) and tree.outcome(2) == 0
+    tree.meta[end]["return"] = 1.5
+    assert tree.outcome(end) == 1.5

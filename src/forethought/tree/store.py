@@ -46,7 +46,8 @@ CREATE INDEX by_task ON trees (task);
 class TreeRow:
     """What the store knows of a tree without loading it.
 
-    reward: mean `TokenTree.outcome` of the leaves that have one, None where none has. stops: sampled nodes by stop reason.
+    reward: mean `TokenTree.outcome` of the leaves that have one, None where none has. stops: sampled nodes by stop
+    reason.
     """
 
     id: int
