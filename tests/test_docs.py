@@ -108,7 +108,10 @@ def test_the_chain_on_its_page_is_one():
 
 def test_every_system_is_in_the_readme():
     text = (ROOT / "README.md").read_text()
-    assert all(entry.title in text and f"docs/results/{entry.slug}.md" in text for entry in CATALOGUE)
+    for entry in CATALOGUE:
+        page = f"docs/results/{entry.slug}.md"
+        assert entry.title in text
+        assert page in text if (ROOT / page).is_file() else f"not run in full yet (`{entry.slug}`)" in text
 
 
 def shown(value) -> str:
