@@ -2,7 +2,7 @@
 
 import pytest
 
-from forethought.envs.actions import read_action
+from forethought.envs.actions import read_action, read_tool_call
 
 
 @pytest.mark.parametrize(
@@ -38,3 +38,27 @@ def test_one_action_or_none(text, action):
 def test_long_texts_are_read():
     assert read_action("<think>" + "go " * 50_000 + "</think><action>up</action>") == "up"
     assert read_action("<action>" * 20_000) is None
+
+
+@pytest.mark.parametrize(
+    ("text", "call"),
+    [
+        ('{"name": "f", "arguments": {"x": 1}}', ("f", {"x": 1})),
+        ('<think>{"name": "g"}</think> I look it up. <tool_call>{"name": "f"}</tool_call>', ("f", {})),
+        ('<tool_call>\n{"name": "f", "arguments": {"x": [1, "a"]}}\n</tool_call>', ("f", {"x": [1, "a"]})),
+        ("Hello, what is your name?", None),
+        ("", None),
+        ('The record {"name": "Ann"} is yours.', None),
+        ('{"x": 1}', None),
+        ('<tool_call>{"name": "f"}', "the tool call is not closed; write <tool_call>{...}</tool_call>"),
+        ('{"name": "f"}</tool_call>', "the tool call is not closed; write <tool_call>{...}</tool_call>"),
+        ('<tool_call>{"name": "f"}</tool_call><tool_call>{"name": "g"}</tool_call>', "one tool call at a time"),
+        ('<tool_call>{"name": "f", "arguments": [1]}</tool_call>', "the arguments of f are no object"),
+        ('<tool_call>{"name": "f", </tool_call>', "the tool call is not valid JSON"),
+        ('<tool_call>"f"</tool_call>', 'the tool call has no name; write {"name": ..., "arguments": {...}}'),
+        ('{"name": 3}', 'the tool call has no name; write {"name": ..., "arguments": {...}}'),
+        ('{"name": "f", "arguments": ' + "[" * 100_000, "the tool call is not valid JSON"),
+    ],
+)
+def test_tool_calls(text, call):
+    assert read_tool_call(text) == call

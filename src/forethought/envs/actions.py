@@ -7,6 +7,8 @@ up" is no "up".
 
 from __future__ import annotations
 
+import json
+
 OPEN, CLOSE, THINK, THOUGHT = "<action>", "</action>", "<think>", "</think>"
 
 
@@ -28,3 +30,42 @@ def read_action(text: str) -> str | None:
                 return None
             text = inside
     return " ".join(text.lower().split()) or None
+
+
+TOOL_OPEN, TOOL_CLOSE = "<tool_call>", "</tool_call>"
+
+
+def read_tool_call(text: str) -> tuple[str, dict] | str | None:
+    """The tool call in a policy's text, `{"name": ..., "arguments": {...}}` in <tool_call></tool_call> or alone.
+
+    What stands before the last `</think>` is left out. A call is read only where the text wants one: it holds the tag,
+    or is a JSON object with a name.
+
+    Returns:
+        (name, arguments); a text that says what is wrong with the call; None where there is none (a message).
+    """
+    text = text.rpartition(THOUGHT)[2].strip()
+    if TOOL_OPEN in text or TOOL_CLOSE in text:
+        _, _, inside = text.partition(TOOL_OPEN)
+        inside, closed, rest = inside.partition(TOOL_CLOSE)
+        if not closed or TOOL_OPEN in inside:
+            return f"the tool call is not closed; write {TOOL_OPEN}{{...}}{TOOL_CLOSE}"
+        if TOOL_OPEN in rest or TOOL_CLOSE in rest:
+            return "one tool call at a time"
+        return _call(inside)
+    if text.startswith("{") and '"name"' in text:
+        return _call(text)
+    return None
+
+
+def _call(text: str) -> tuple[str, dict] | str:
+    try:
+        call = json.loads(text)
+    except (ValueError, RecursionError):
+        return "the tool call is not valid JSON"
+    if not isinstance(call, dict) or not isinstance(call.get("name"), str):
+        return 'the tool call has no name; write {"name": ..., "arguments": {...}}'
+    arguments = call.get("arguments", {})
+    if not isinstance(arguments, dict):
+        return f"the arguments of {call['name']} are no object"
+    return call["name"], arguments

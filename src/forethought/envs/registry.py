@@ -67,6 +67,13 @@ ENVS: dict[str, Entry] = {
         first="rooms",
         extra="alfworld",
     ),
+    "tools": Entry(
+        "forethought.envs.adapters.tau2:Tau2Env",
+        "tau2's tool domains: airline, retail, telecom, mock",
+        tasks="forethought.envs.adapters.tau2:tasks",
+        first="domain",
+        extra="tools",
+    ),
     "gym": Entry(
         "forethought.envs.registry:_gym",
         "a Gymnasium environment by its id",
