@@ -13,6 +13,7 @@ count as a step: here it does, so that a policy that never writes a valid action
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Mapping
 from typing import Any
@@ -25,6 +26,7 @@ from forethought.envs.sokoban.solver import is_stuck
 from forethought.errors import ConfigError, DataError, EnvError
 
 INVALID = "That is no action: write up, down, left or right."
+_parsed = functools.lru_cache(maxsize=4096)(parse_level)  # a group plays the same room many times
 _NUMBER = {name: number for number, name in enumerate(ACTIONS)}
 
 
@@ -97,7 +99,8 @@ class SokobanEnv:
     def reset(self, task: Mapping[str, Any] | None = None, seed: int = 0) -> Step:
         """Raises: DataError: the task's level cannot be read, or is solved already. ConfigError: see `generate`."""
         if task is not None and "level" in task:
-            level, state = parse_level(task["level"])
+            rows = task["level"]
+            level, state = _parsed(rows if isinstance(rows, str) else "\n".join(rows))
             if level.solved(state.boxes):
                 raise DataError(f"task {task.get('id')!r}: its level is solved already")
         else:
