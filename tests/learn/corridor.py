@@ -10,9 +10,11 @@ from forethought.models.tiny import char_tokenizer, tiny_model
 ALPHABET = "abcdefghijklmnopqrstuvwxyz0123456789 |#PXO_S.\n"
 
 
-def make_policy(seed=0, context=128, width=32, layers=1):
-    tokenizer = char_tokenizer(ALPHABET, context=context)
-    model = tiny_model(len(tokenizer), width=width, layers=layers, heads=2, context=context, seed=seed)
+def make_policy(seed=0, context=128, width=32, layers=1, alphabet=ALPHABET, init_std=0.02):
+    tokenizer = char_tokenizer(alphabet, context=context)
+    model = tiny_model(
+        len(tokenizer), width=width, layers=layers, heads=2, context=context, seed=seed, init_std=init_std
+    )
     renderer = ChatRenderer(tokenizer)
     return Policy(model, tokenizer, end_ids=renderer.end_ids), renderer
 

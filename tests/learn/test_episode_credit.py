@@ -1,5 +1,6 @@
 """Worked values of multi-turn credit."""
 
+import functools
 import math
 
 import numpy as np
@@ -11,10 +12,14 @@ from forethought.tree import credit
 from forethought.tree.tree import Kind, TokenTree
 
 
+def by(std):
+    return functools.partial(credit.group_normalised, std=std, eps=0)
+
+
 def test_grpo_over_trajectories():
     """Dyna-Mind's returns: solved at step 6 and at step 8, two that fail at 30 (mean 3.25, sample std 7.1015)."""
     returns, lengths = [9.5, 9.3, -2.9, -2.9], [6, 8, 30, 30]
-    found = trajectory_advantages([[r] * n for r, n in zip(returns, lengths, strict=True)], std="sample", eps=0)
+    found = trajectory_advantages([[r] * n for r, n in zip(returns, lengths, strict=True)], by("sample"))
     mean = 3.25
     spread = math.sqrt(sum((r - mean) ** 2 for r in returns) / 3)
     assert [len(a) for a in found] == lengths
@@ -24,23 +29,23 @@ def test_grpo_over_trajectories():
 
 def test_statistics_over_turns_weigh_long_episodes():
     """One turn with 1, three turns with 0: mean 1/4, biased std sqrt(3)/4."""
-    found = trajectory_advantages([[1.0], [0.0] * 3], over="turns", std="population", eps=0)
+    found = trajectory_advantages([[1.0], [0.0] * 3], by("population"), over="turns")
     assert found[0] == pytest.approx([math.sqrt(3)]) and found[1] == pytest.approx([-1 / math.sqrt(3)] * 3)
-    by_trajectory = trajectory_advantages([[1.0], [0.0] * 3], std="population", eps=0)
+    by_trajectory = trajectory_advantages([[1.0], [0.0] * 3], by("population"))
     assert by_trajectory[0] == pytest.approx([1]) and by_trajectory[1] == pytest.approx([-1] * 3)
 
 
 def test_a_penalty_on_one_turn_blames_that_turn():
-    found = trajectory_advantages([[1.0, 0.9], [1.0, 1.0]], over="turns", std=None)
+    found = trajectory_advantages([[1.0, 0.9], [1.0, 1.0]], by(None), over="turns")
     assert found[0] == pytest.approx([0.025, -0.075]) and found[1] == pytest.approx([0.025, 0.025])
 
 
 def test_failed_episodes_leave_every_mean():
-    found = trajectory_advantages([[1.0], None, [0.0, 0.0]], std=None)
+    found = trajectory_advantages([[1.0], None, [0.0, 0.0]], by(None))
     assert found[1] is None and found[0] == pytest.approx([0.5]) and found[2] == pytest.approx([-0.5, -0.5])
-    alone = trajectory_advantages([[1.0, 1.0], None], std="sample")
+    alone = trajectory_advantages([[1.0, 1.0], None], by("sample"))
     assert alone[0].tolist() == [0, 0]
-    assert trajectory_advantages([None, []], std=None)[1].tolist() == []
+    assert trajectory_advantages([None, []], by(None))[1].tolist() == []
 
 
 def test_gigpo_steps_by_hand():
@@ -49,19 +54,19 @@ def test_gigpo_steps_by_hand():
     R: one (0.9, 1), two (0.81, 0.9, 1). In A: 0.9, 0.81, 0.9 with mean 0.87; in B: 1 and 1.
     """
     states, rewards = [["A", "B"], ["A", "A", "B"]], [[0, 1], [0, 0, 1]]
-    (one, two), met = step_advantages(states, rewards, gamma=0.9, std=None)
+    (one, two), met = step_advantages(states, rewards, by(None), gamma=0.9)
     assert one == pytest.approx([0.03, 0]) and two == pytest.approx([-0.06, 0.03, 0]) and met == 1
-    (one, two), _ = step_advantages(states, rewards, gamma=0.9, std="population", eps=0)
+    (one, two), _ = step_advantages(states, rewards, by("population"), gamma=0.9)
     spread = math.sqrt((2 * 0.03**2 + 0.06**2) / 3)
     assert one == pytest.approx([0.03 / spread, 0]) and two == pytest.approx([-0.06 / spread, 0.03 / spread, 0])
 
 
 def test_states_met_once_and_failed_episodes_compare_with_nothing():
-    found, met = step_advantages([["A", "X"], ["A", "Y"], ["A"]], [[0, 1], [0, 0], None], gamma=1, std=None)
+    found, met = step_advantages([["A", "X"], ["A", "Y"], ["A"]], [[0, 1], [0, 0], None], by(None), gamma=1)
     assert found[0] == pytest.approx([0.5, 0]) and found[1] == pytest.approx([-0.5, 0]) and found[2] is None
     assert met == 0.5
     with pytest.raises(DataError, match="episode 0: 1 states for 2 rewards"):
-        step_advantages([["A"]], [[0, 1]], gamma=1, std=None)
+        step_advantages([["A"]], [[0, 1]], by(None), gamma=1)
 
 
 def dialogue():

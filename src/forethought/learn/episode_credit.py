@@ -6,8 +6,8 @@ with its episode's return (so long episodes weigh more), as agents are often tra
 
 `step_advantages`: the finer half of GiGPO (Feng et al., arXiv 2505.10978, section 4). Episodes of one group begin alike,
 so their turns meet in the same states. With s_t the state in which turn t acts and R_t = sum_k>=t gamma^(k-t) r_k, turns
-in equal states are one group: A^S = (R_t - mean) / F, F the standard deviation or 1. GiGPO's advantage of a turn is
-A^E + w * A^S, with A^E the episode's.
+in equal states are one group: A^S = (R_t - mean) / F, F the standard deviation or 1, as the estimator has it. GiGPO's
+advantage of a turn is A^E + w * A^S, with A^E the episode's.
 
 An invalid action costs `invalid_penalty`: it is part of the turn's reward, so of R_t and of the trajectory's return; over
 "turns" it is taken from that turn's own score instead, and the episode's other turns are not blamed.
@@ -18,27 +18,28 @@ nothing to compare it with.
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from typing import Literal
 
 import numpy as np
 
 from forethought.errors import DataError
-from forethought.tree.credit import Numbers, Spread, group_normalised, turn_returns
+from forethought.tree.credit import Numbers, turn_returns
 from forethought.tree.tree import TokenTree
 
 Over = Literal["trajectories", "turns"]
+Estimator = Callable[[np.ndarray], np.ndarray]
+"""Numbers of samples that are compared, [n] -> advantages [n]: `credit.group_normalised`, `credit.leave_one_out`."""
 
 
 def trajectory_advantages(
-    scores: Sequence[Sequence[float] | None], *, over: Over = "trajectories", std: Spread | None, eps: float = 1e-6
+    scores: Sequence[Sequence[float] | None], estimator: Estimator, *, over: Over = "trajectories"
 ) -> list[np.ndarray | None]:
     """Advantages [S] of the turns of each episode of a group.
 
     Args:
         scores: per episode the score of each of its turns (equal ones where the statistics are over trajectories: the
             return); None: it failed. An episode without turns has no say.
-        std, eps: see `credit.group_normalised`.
     """
     out: list[np.ndarray | None] = [None if s is None else np.zeros(len(s)) for s in scores]
     owners = [i for i, s in enumerate(scores) if s is not None and len(s)]
@@ -46,11 +47,11 @@ def trajectory_advantages(
         return out
     rows = [np.asarray(scores[i], np.float64) for i in owners]
     if over == "trajectories":
-        found = group_normalised([float(r[0]) for r in rows], std=std, eps=eps)
+        found = estimator(np.array([float(r[0]) for r in rows]))
         for i, row, value in zip(owners, rows, found, strict=True):
             out[i] = np.full(len(row), value)
     else:
-        flat = group_normalised(np.concatenate(rows), std=std, eps=eps)
+        flat = estimator(np.concatenate(rows))
         for i, part in zip(owners, np.split(flat, np.cumsum([len(r) for r in rows])[:-1]), strict=True):
             out[i] = part
     return out
@@ -59,10 +60,9 @@ def trajectory_advantages(
 def step_advantages(
     states: Sequence[Sequence[Hashable]],
     rewards: Sequence[Numbers | None],
+    estimator: Estimator,
     *,
     gamma: float,
-    std: Spread | None,
-    eps: float = 1e-6,
 ) -> tuple[list[np.ndarray | None], float]:
     """Advantages [S] of turns among those of the group that acted in an equal state, and the share of turns with company.
 
@@ -88,9 +88,8 @@ def step_advantages(
         if len(members) < 2:
             continue
         met += len(members)
-        for (i, t, _), value in zip(
-            members, group_normalised([v for _, _, v in members], std=std, eps=eps), strict=True
-        ):
+        found = estimator(np.array([value for _, _, value in members]))
+        for (i, t, _), value in zip(members, found, strict=True):
             advantages = out[i]
             assert advantages is not None
             advantages[t] = value

@@ -297,15 +297,7 @@ class RolloutTrainer:
             raise DataError("no tasks: the data is empty")
         self.policy, self.engine, self.config, self.judge, self.encode = policy, engine, config, judge, encode
         self.tasks = list(tasks)
-        self.prompts = [list(encode(t)) for t in self.tasks]
-        for task, ids in zip(self.tasks, self.prompts, strict=True):
-            if not ids:
-                raise DataError(f"task {task['id']!r}: its prompt has no tokens")
-            if len(ids) + 1 > policy.context:
-                raise DataError(
-                    f"task {task['id']!r}: its prompt of {len(ids)} tokens leaves no room in the context of "
-                    f"{policy.context}"
-                )
+        self.prompts = self.encoded()
         self.learner = Learner(
             policy,
             config.optim,
@@ -326,6 +318,19 @@ class RolloutTrainer:
         self.on_groups = on_groups
         self.step = 0
         self.counts = {"tokens_generated": 0, "tokens_trained": 0, "verifier_calls": 0}
+
+    def encoded(self) -> list[list[int]]:
+        """The ids of every task's prompt. Raises: DataError: a prompt is empty, or fills the context."""
+        prompts = [list(self.encode(t)) for t in self.tasks]
+        for task, ids in zip(self.tasks, prompts, strict=True):
+            if not ids:
+                raise DataError(f"task {task['id']!r}: its prompt has no tokens")
+            if len(ids) + 1 > self.policy.context:
+                raise DataError(
+                    f"task {task['id']!r}: its prompt of {len(ids)} tokens leaves no room in the context of "
+                    f"{self.policy.context}"
+                )
+        return prompts
 
     # -- one step --
     def draw(self) -> list[tuple[int, int]]:
@@ -424,8 +429,7 @@ class RolloutTrainer:
         judged = time.perf_counter()
         trained = self.assign(groups)
         metrics = self._rollout_metrics(found.drawn) | found.metrics
-        if self.config.temperature_end is not None:
-            metrics["temperature"] = self.temperature
+        metrics["temperature"] = self.temperature
         if self.on_groups:
             metrics |= self.on_groups(self.step, groups) or {}
         credited = time.perf_counter()
@@ -455,6 +459,7 @@ class RolloutTrainer:
         rewards = np.concatenate([g.rewards for g in groups if g.rewards is not None])
         lengths = np.array([int(g.tree.length[leaf]) for g in groups for leaf in g.leaves])
         stops = [int(g.tree.stop[leaf]) for g in groups for leaf in g.leaves]
+        spreads = [_variation(g) for g in groups]
         self.counts["tokens_generated"] += int(lengths.sum())
         out = {
             "reward/mean": float(np.nanmean(rewards)) if not np.isnan(rewards).all() else math.nan,
@@ -462,6 +467,8 @@ class RolloutTrainer:
             "reward/failed": float(sum(isinstance(r, RewardError) for g in groups for r in g.results)),
             "frac_reward_zero_std": float(np.mean([g.zero_variance for g in groups])),
             "completions/mean_length": float(lengths.mean()),
+            "completions/std_length": float(lengths.std()),
+            "completions/group_cv": float(np.mean(spreads)),
             "completions/p95_length": float(np.percentile(lengths, 95)),
             "completions/clipped_ratio": stops.count(Stop.LENGTH) / len(stops),
             "tokens/generated": float(lengths.sum()),
@@ -528,6 +535,8 @@ class OnlineTrainer(RolloutTrainer):
         if config.ratio == "recompute" and config.updates_per_rollout > 1:
             self.score(trees, self.policy, "old_logprob")
             columns.append("old_logprob")
+        # A tree with groups in several updates counts only its own in each.
+        split = config.updates_per_rollout > 1 and len(trees) < len(groups)
         metrics: list[dict[str, float]] = []
         for part in split_groups(groups, config.updates_per_rollout):
             mine = distinct_trees(part)
@@ -535,7 +544,7 @@ class OnlineTrainer(RolloutTrainer):
                 self.learner.update(
                     mine,
                     grpo_loss(config),
-                    weights=None if config.updates_per_rollout == 1 else weights_of(mine, part),
+                    weights=weights_of(mine, part) if split else None,
                     reduction=config.reduction,
                     max_length=config.max_new_tokens,
                     columns=columns,
@@ -543,7 +552,14 @@ class OnlineTrainer(RolloutTrainer):
                     entropy=True,
                 )
             )
-        return merge_metrics(metrics)
+        given = np.concatenate([g.advantages for g in groups if g.advantages is not None])
+        return merge_metrics(metrics) | {"advantage/mean": float(np.nanmean(given))}
+
+
+def _variation(group: Group) -> float:
+    """Population std over mean of the lengths of a group's answers."""
+    lengths = np.array([int(group.tree.length[leaf]) for leaf in group.leaves], np.float64)
+    return float(lengths.std() / lengths.mean()) if lengths.mean() > 0 else 0.0
 
 
 def distinct_trees(groups: Sequence[Group]) -> list[TokenTree]:
