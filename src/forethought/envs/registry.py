@@ -67,6 +67,9 @@ ENVS: dict[str, Entry] = {
         first="rooms",
         extra="alfworld",
     ),
+    "textworld": Entry(
+        "forethought.envs.adapters.textworld:TextWorldEnv", "TextWorld's own generated games", extra="textworld"
+    ),
     "tools": Entry(
         "forethought.envs.adapters.tau2:Tau2Env",
         "tau2's tool domains: airline, retail, telecom, mock",

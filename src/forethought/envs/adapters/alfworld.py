@@ -16,6 +16,7 @@ Published games carry their own grammar; those from before ALFWorld 0.4 want "pu
 from __future__ import annotations
 
 import ctypes
+import importlib
 import importlib.util
 import json
 import os
@@ -154,7 +155,7 @@ class _Engine:
     """A game that is played; no other that is alive shares its copy of the C library."""
 
     def __init__(self, game: Mapping[str, Any]):
-        import textworld
+        textworld: Any = importlib.import_module("textworld")
         from textworld.envs.pddl import PddlEnv
 
         try:
