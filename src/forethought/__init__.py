@@ -19,7 +19,10 @@ if TYPE_CHECKING:
     from forethought.envs.check import check_env as check_env
     from forethought.envs.env import Env as Env
     from forethought.envs.env import Step as Step
+    from forethought.envs.household import HouseholdEnv as HouseholdEnv
     from forethought.envs.problem import ProblemEnv as ProblemEnv
+    from forethought.envs.registry import find_env as find_env
+    from forethought.envs.sokoban import SokobanEnv as SokobanEnv
     from forethought.errors import ConfigError as ConfigError
     from forethought.errors import DataError as DataError
     from forethought.errors import EngineError as EngineError
@@ -134,6 +137,9 @@ _NAMES: dict[str, str] = {
     "envs.env": "Env Step",
     "envs.problem": "ProblemEnv",
     "envs.check": "check_env",
+    "envs.registry": "find_env",
+    "envs.sokoban": "SokobanEnv",
+    "envs.household": "HouseholdEnv",
     "rewards.reward": "Reward",
     "rewards.adapters": "RewardRunner from_trl from_verl combine load_reward",
     "rewards.math_rewards": "OutcomeReward FormatReward",
@@ -191,6 +197,7 @@ __all__ = [
     "EvalResult",
     "ForethoughtError",
     "FormatReward",
+    "HouseholdEnv",
     "FunctionOracle",
     "GameConfig",
     "GameTrainer",
@@ -231,6 +238,7 @@ __all__ = [
     "SearchConfig",
     "SearchResult",
     "SearchTree",
+    "SokobanEnv",
     "Step",
     "Stop",
     "Targets",
@@ -250,6 +258,7 @@ __all__ = [
     "combine",
     "credit",
     "evaluate_tasks",
+    "find_env",
     "fit",
     "from_trl",
     "from_verl",
