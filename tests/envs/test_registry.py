@@ -1,5 +1,6 @@
 """Environments by name: settings read by type, tasks with seeds, and errors that say what to write."""
 
+import importlib.util
 import re
 
 import pytest
@@ -117,6 +118,8 @@ def test_the_checker_takes_names():
         assert report.ok and report.env == spec and report["portable"].status == "pass"
     assert check_env(load_env("sokoban:max_steps=4"), seeds=1).ok
     assert check_env("sokoban:boxes=9").broken() == ["load"]
+    if importlib.util.find_spec("alfworld") is None:
+        assert "pip install 'forethought[alfworld]'" in check_env("alfworld")["load"].message
 
 
 def test_entries_name_what_exists():

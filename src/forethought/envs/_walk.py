@@ -17,7 +17,7 @@ from typing import Any
 
 from forethought.envs.env import Step
 from forethought.envs.registry import find_env
-from forethought.errors import ConfigError, ForethoughtError
+from forethought.errors import ForethoughtError
 from forethought.rewards.loading import describe, where
 
 HOSTILE: dict[str, str] = {
@@ -436,7 +436,7 @@ def serve(connection: Any, factory: Any, max_steps: int) -> None:
             source = str(Path(factory.rpartition(":")[0]).expanduser().resolve())
             factory = find_env(factory)
         connection.send(("loaded", problem_with(factory)))
-    except ConfigError as err:
+    except ForethoughtError as err:
         connection.send(("loaded", str(err)))
         return
     walker = Walker(factory, lambda *message: connection.send(message), source, max_steps)
