@@ -22,10 +22,11 @@ from forethought.errors import ConfigError, DataError
 from forethought.rewards.split import Splitter
 
 QUADRATIC = PuzzleConfig(max_a=3, top=9, min_p=11, max_p=31)
+LINEAR = PuzzleConfig(max_a=0, max_b=5, max_c=5, max_p=47)
 SPEC = Puzzle(3, 2, 1, 17, 9, 19)  # the puzzle of the module's grammar: 3*49+2*7+1=162, 162 mod 17=9
 
 
-@pytest.mark.parametrize("config", [PuzzleConfig(), QUADRATIC], ids=["linear", "quadratic"])
+@pytest.mark.parametrize("config", [PuzzleConfig(), QUADRATIC, LINEAR], ids=["default", "quadratic", "linear"])
 def test_puzzles_have_one_solution_and_say_what_they_are(config):
     rows = puzzles(60, 0, "train", config=config)
     assert len({r["prompt"] for r in rows}) == 60
@@ -50,8 +51,8 @@ def test_splits_share_no_puzzle_in_any_wording():
 
 
 def test_more_puzzles_than_there_are():
-    with pytest.raises(DataError, match="only .* problems were found"):
-        puzzles(10_000, 0, "validation", config=PuzzleConfig(max_b=1, max_c=1, max_p=14))
+    with pytest.raises(DataError, match="only .* puzzles were found"):
+        puzzles(10_000, 0, "validation", config=PuzzleConfig(max_a=0, max_b=1, max_c=1, max_p=14))
 
 
 def test_what_is_no_puzzle():
@@ -65,7 +66,7 @@ def test_what_is_no_puzzle():
     ("settings", "message"),
     [
         ({"top": 0}, "top=0"),
-        ({"max_b": 0}, "max_b=0: give at least 1"),
+        ({"max_a": 0, "max_b": 0}, "max_b=0: give at least 1"),
         ({"max_a": -1}, "max_a=-1"),
         ({"min_p": 11}, "top < min_p"),
         ({"max_p": 12}, "min_p <= max_p"),
@@ -134,7 +135,7 @@ def test_the_mixture_has_its_shares():
         Mix(max_tries=1)
 
 
-@pytest.mark.parametrize("config", [PuzzleConfig(), QUADRATIC], ids=["linear", "quadratic"])
+@pytest.mark.parametrize("config", [PuzzleConfig(), QUADRATIC, LINEAR], ids=["default", "quadratic", "linear"])
 def test_texts_are_made_of_the_pieces(config):
     words = sorted(pieces(config), key=len, reverse=True)
     assert len(set(words)) == len(words)
@@ -192,3 +193,15 @@ def test_recovery_needs_a_failed_try_first_and_a_true_one_later():
     assert not parse_trace(failed + failed, SPEC).recovered
     assert not parse_trace(failed + right.replace("yes", "no"), SPEC).recovered
     assert not parse_trace(failed.replace("no", "yes") + failed, SPEC).recovered
+
+
+def test_the_example_of_the_module_is_true():
+    from forethought.envs import congruence
+
+    lines = [line.strip() for line in (congruence.__doc__ or "").splitlines()]
+    trace = next(line for line in lines if line.startswith("try 7"))
+    puzzle = parse_puzzle(congruence.__doc__ or "")
+    found = parse_trace(trace, puzzle)
+    assert found.tries == 3 and found.recovered and not (found.false_arithmetic or found.false_yes or found.false_no)
+    assert puzzle.solutions() == [int(Splitter()(trace).answer or -1)]
+    assert attempt(puzzle, 7, spelled=True) == "try 7: 1*49+3*7+4=74 mod 17=6 no. "

@@ -1,11 +1,11 @@
 r"""Congruence puzzles whose solution needs trying: the miniature world of RLSP (Ye et al., arXiv 2502.06773).
 
-A puzzle: `find x in 0..11: (2*x*x+3*x+5) mod 17=9`, with exactly one solution in the range; the answer belongs in
+A puzzle: `find x in 0..11: (1*x*x+3*x+4) mod 17=14`, with exactly one solution in the range; the answer belongs in
 `\boxed{}`. One check is cheap, and there is no short way to the solution, so a solver tries, checks and goes on:
 
-    try 7: 124 mod 17=5 no. try 4: 49 mod 17=15 no. try 1: 10 mod 17=10 no. try 2: 19 mod 17=2 no. ...
+    try 7: 74 mod 17=6 no. try 4: 32 mod 17=15 no. try 2: 14 mod 17=14 yes. \boxed{2}
 
-The sum may be written out in front of its value (`try 7: 2*49+3*7+5=124 mod 17=5 no.`), and free text may stand between
+The sum may be written out in front of its value (`try 7: 1*49+3*7+4=74 mod 17=6 no.`), and free text may stand between
 the tries. `parse_trace` is strict about the tries themselves and needs the puzzle's text only, never its answer.
 
 `mixture` writes what the base model is pretrained on (mostly direct guesses, some one-try traces, few multi-try traces,
@@ -23,8 +23,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
 from typing import Any
 
-from forethought.envs.pools import draw
-from forethought.errors import ConfigError, DataError
+from forethought.envs.pools import MAX_MISSES, SPLITS, split_of, task_id
+from forethought.errors import ConfigError, DataError, nearest
 
 Task = Mapping[str, Any]
 
@@ -37,9 +37,9 @@ class PuzzleConfig:
     """
 
     top: int = 11
-    max_a: int = 0
-    max_b: int = 5
-    max_c: int = 5
+    max_a: int = 1
+    max_b: int = 4
+    max_c: int = 4
     min_p: int = 13
     max_p: int = 47
 
@@ -125,18 +125,36 @@ def puzzles(n: int, seed: int = 0, split: str = "train", *, config: PuzzleConfig
         ConfigError: no such split, n below 1. DataError: the split has fewer puzzles than n.
     """
     config = config or PuzzleConfig()
-
-    def make(rng: random.Random) -> tuple[str, dict[str, Any]]:
-        while True:
-            x, p = rng.randint(0, config.top), rng.randint(config.min_p, config.max_p)
-            a = rng.randint(1, config.max_a) if config.max_a else 0
-            b, c = rng.randint(0 if a else 1, config.max_b), rng.randint(0, config.max_c)
-            puzzle = Puzzle(a, b, c, p, (a * x * x + b * x + c) % p, config.top)
-            if len(puzzle.solutions()) == 1:
-                return puzzle.key, {"prompt": puzzle.text, "answer": str(x)}
-
+    if split not in SPLITS:
+        raise ConfigError(f"split={split!r}: one of {', '.join(SPLITS)}{nearest(split, SPLITS)}")
+    if n < 1:
+        raise ConfigError(f"n={n}: give at least 1")
     sizes = "-".join(str(getattr(config, f.name)) for f in fields(config))
-    return draw("congruence" if config == PuzzleConfig() else f"congruence:{sizes}", make, n, seed, split)
+    family = "congruence" if config == PuzzleConfig() else f"congruence:{sizes}"
+    rng = random.Random(f"{family}/{split}/{seed}")
+    rows: dict[str, dict[str, Any]] = {}
+    misses = 0
+    while len(rows) < n:
+        puzzle = _draw(config, rng)
+        solutions = puzzle.solutions()
+        # The normal form owns the split, the wording makes the row: one form may have several wordings, in one split.
+        if len(solutions) != 1 or puzzle.text in rows or split_of(family, puzzle.key) != split:
+            misses += 1
+            if misses >= MAX_MISSES:
+                raise DataError(f"family {family!r}, split {split!r}: n={n}, but only {len(rows)} puzzles were found")
+            continue
+        misses = 0
+        columns = {"prompt": puzzle.text, "answer": str(solutions[0])}
+        rows[puzzle.text] = {"id": task_id(family, puzzle.text), "family": family, "split": split, **columns}
+    return list(rows.values())
+
+
+def _draw(config: PuzzleConfig, rng: random.Random) -> Puzzle:
+    """A puzzle that has a solution, maybe several."""
+    x, p = rng.randint(0, config.top), rng.randint(config.min_p, config.max_p)
+    a = rng.randint(1, config.max_a) if config.max_a else 0
+    b, c = rng.randint(0 if a else 1, config.max_b), rng.randint(0, config.max_c)
+    return Puzzle(a, b, c, p, (a * x * x + b * x + c) % p, config.top)
 
 
 def pieces(config: PuzzleConfig) -> list[str]:

@@ -51,7 +51,7 @@ class SignalConfig:
     decay_steps: int = 100
     decay_patience: int = 20
     form: Form = "inverse"
-    c: float = 10.0
+    c: float = 20.0
     """Strength of the inverse length, in units; near 0.2 to 0.5 of the median length, or it drowns correctness."""
     unit: Unit = "tokens"
     cap: float | None = 100.0

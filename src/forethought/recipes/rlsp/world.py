@@ -40,6 +40,8 @@ class MiniatureConfig:
     split: Literal["heldout", "validation"] = "heldout"
     """What is evaluated on; tuning used the validation puzzles and other seeds."""
     heldout: int = 500
+    samples: int = 4
+    """Sampled responses to each of them; greedily there is one."""
     demonstrations: int = 400
     """Search traces for supervised fine-tuning."""
     demo_min_tries: int = 2
@@ -48,8 +50,10 @@ class MiniatureConfig:
     width: int = 96
     layers: int = 3
     heads: int = 4
-    pretrain_steps: int = 2500
+    pretrain_steps: int = 3000
     pretrain_batch: int = 64
+    pretrain_rows: int = 40_000
+    """Rows of the mixture, seen again and again."""
     pretrain_lr: float = 3e-3
 
 
@@ -111,7 +115,7 @@ def miniature(config: MiniatureConfig, model: str) -> World:
     tasks = puzzles(config.heldout, 0, config.split, config=config.puzzle)
     return World(
         train=puzzles(config.train, 0, "train", config=config.puzzle),
-        suites=[Suite("heldout", tasks, 0.7), Suite("heldout greedy", tasks, 0.0)],
+        suites=[Suite("heldout", tasks, 0.7, config.samples), Suite("heldout greedy", tasks, 0.0)],
         model=model,
         puzzles=True,
     )
@@ -264,7 +268,8 @@ def pretrain(config: MiniatureConfig, run: RunDir) -> dict[str, float]:
         tokenizer,
     )  # fmt: skip
     tasks = puzzles(config.train, 0, "train", config=config.puzzle)
-    rows = mixture(tasks, config.mix, n=config.pretrain_steps * config.pretrain_batch, spelled=config.spelled)
+    n = min(config.pretrain_steps * config.pretrain_batch, config.pretrain_rows)
+    rows = mixture(tasks, config.mix, n=n, spelled=config.spelled)
     trees = record_trees(ChatRenderer(tokenizer), rows)
     settings = SFTConfig(
         steps=config.pretrain_steps,
