@@ -18,9 +18,10 @@ import pytest
 import forethought
 from forethought.cli import _parser, main, parse
 from forethought.recipes import CATALOGUE
+from forethought.recipes.env_eval import EnvEvalJob
 from forethought.recipes.evaluation import EvalJob
 from forethought.recipes.search_eval import SearchEval
-from forethought.recipes.train import METHODS
+from forethought.recipes.train import IN_WORLDS, METHODS
 from forethought.rewards.verify import Extract, Mode
 from tinyjob import grpo, make_job, metrics, write
 
@@ -86,7 +87,9 @@ def test_the_help_of_eval_tells_the_defaults(capsys):
         if found and action.dest not in ("out", "device", "dtype"):
             assert action.default is None, option  # the default stands in one place
             told[action.dest] = found[1]
-    defaults = {f.name: f.default for job in (SearchEval, EvalJob) for f in fields(job)} | {"answer_column": "answer"}
+    defaults = {f.name: f.default for job in (EnvEvalJob, SearchEval, EvalJob) for f in fields(job)} | {
+        "answer_column": "answer"
+    }
     assert told == {
         name: f"{defaults[name]:g}" if isinstance(defaults[name], float) else str(defaults[name]) for name in told
     }
@@ -97,11 +100,11 @@ def test_the_help_of_eval_tells_the_defaults(capsys):
 
 def test_every_flag_of_train_and_eval_is_a_setting():
     own = {"help", "out", "resume", "overwrite"}
-    trained = [method.load()[0] for method in METHODS.values()]
+    trained = [method.load()[0] for method in (*METHODS.values(), *IN_WORLDS.values())]
     judge = {"judge_url", "judge_model"}  # judge.url and judge.model
     for command, jobs, others in (
         ("train", trained, {"config", "dry_run", *judge}),
-        ("eval", (EvalJob, SearchEval), set()),
+        ("eval", (EvalJob, SearchEval), {"env", "split", "tasks"}),  # of EnvEvalJob, which takes key=value for the rest
     ):
         known = {f.name for job in jobs for f in fields(job)}
         assert {a.dest for a in flags(command).values()} - own - others <= known
@@ -131,7 +134,7 @@ def test_settings_may_stand_anywhere():
         assert (args.model, args.data, args.method) == ("m", "d", "grpo")
 
 
-@pytest.mark.parametrize("words", ["train grpo --modle x", "list steps=3", "trian grpo", "eval --model x", "train dp"])
+@pytest.mark.parametrize("words", ["train grpo --modle x", "list steps=3", "trian grpo", "eval --data x", "train dp"])
 def test_what_is_no_command_line(words, capsys):
     with pytest.raises(SystemExit) as end:
         main(words.split())

@@ -15,12 +15,14 @@ from forethought.learn.optim import OptimConfig
 from forethought.models import registry
 from forethought.models.load import LoRA
 from forethought.recipes import CATALOGUE, find
+from forethought.recipes.env_eval import job_from
 from forethought.recipes.own_chain import ChainJob, Measure
+from forethought.recipes.own_env import EnvGRPOJob
 from forethought.recipes.own_game import INPOJob
 from forethought.recipes.own_pairs import DPOJob
 from forethought.recipes.own_ppo import PPOJob
 from forethought.recipes.own_sft import SFTJob
-from forethought.recipes.train import METHODS
+from forethought.recipes.train import METHODS, method_of
 from tinyjob import make_model, write
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -70,7 +72,9 @@ def test_command_lines_parse(page):
             if args.command == "run":
                 assert find(args.recipe)
             if args.command == "train":
-                check_settings(METHODS[args.method].load()[0], args.settings)
+                check_settings(method_of(args).load()[0], args.settings)
+            if args.command == "eval" and args.env:
+                job_from(args)
             if getattr(args, "model", None) and "/" not in args.model:
                 assert registry.lookup(args.model), line
         else:
@@ -157,6 +161,10 @@ def test_the_settings_page_is_complete_and_true():
             if not is_dataclass(value) and f.name != "method":  # groups have tables of their own
                 real[f.name] = shown(value)
         assert told == real
+    env = {f.name: f.default for f in fields(EnvGRPOJob) if f.default is not MISSING and not is_dataclass(f.default)}
+    told = shared | sections["GRPO"] | sections["GRPO in environments"]
+    told = {k: v for k, v in told.items() if not k.startswith("reward")}
+    assert told == {k: shown(v) for k, v in env.items() if k != "method"}
     assert sections["Optimiser (`optim.`)"] == {k: shown(v) for k, v in to_dict(OptimConfig()).items()}
     assert sections["Measuring a chain (`measure.`)"] == {k: shown(v) for k, v in to_dict(Measure()).items()}
     assert sections["LoRA (`lora.`)"] == {k: shown(v) for k, v in to_dict(LoRA()).items()}

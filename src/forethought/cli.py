@@ -78,6 +78,12 @@ def _parser() -> argparse.ArgumentParser:
     sub.add_argument("method", choices=tuple(METHODS), metavar="METHOD", help=methods)
     sub.add_argument("--model", help="registry name, Hugging Face id or local folder")
     sub.add_argument(
+        "--env",
+        metavar="NAME[:SETTINGS]",
+        help="grpo: act in a text environment in place of answering prompts: sokoban, household, ... or my_env.py:Env "
+        "(docs/agents.md)",
+    )
+    sub.add_argument(
         "--data",
         metavar="FILE",
         help="JSONL (or parquet): messages | prompt + completion | prompt + chosen + rejected | prompt + columns",
@@ -151,7 +157,7 @@ def _parser() -> argparse.ArgumentParser:
 
     sub = command("eval", "evaluate a model on problems with known answers, with intervals", epilog=_PROMPTS)
     sub.add_argument("--model", required=True, help="registry name, Hugging Face id or local folder")
-    sub.add_argument("--data", required=True, metavar="FILE", help="JSONL (or parquet) of problems")
+    sub.add_argument("--data", metavar="FILE", help="JSONL (or parquet) of problems")
     prompts(sub, "column of the gold answer (default: answer); of a whole solution what follows #### or its box counts")
     sub.add_argument(
         "--reward",
@@ -172,7 +178,7 @@ def _parser() -> argparse.ArgumentParser:
     sub.add_argument("--samples", type=int, metavar="N", help="samples a problem (default: 1; more need a temperature)")
     sub.add_argument("--temperature", type=float, metavar="T", help="0 is greedy (default: 0)")
     sub.add_argument("--top-p", type=float, metavar="P", help="nucleus sampling (default: 1, off)")
-    sub.add_argument("--max-new-tokens", type=int, metavar="N", help="longest response (default: 256)")
+    sub.add_argument("--max-new-tokens", type=int, metavar="N", help="longest response (default: 256; a turn: 64)")
     sub.add_argument("--stop", action="append", metavar="TEXT", help="end a response at this text; may be repeated")
     sub.add_argument("--seed", type=int, metavar="N", help="seed of the samples (default: 0)")
     sub.add_argument(
@@ -195,6 +201,15 @@ def _parser() -> argparse.ArgumentParser:
     search.add_argument("--width", type=int, metavar="N", help="options of a step (default: 4)")
     search.add_argument("--depth", type=int, metavar="N", help="steps of the longest path of mcts (default: 16)")
     search.add_argument("--c", type=float, metavar="C", help="exploration of mcts, the constant of UCT (default: 1)")
+    worlds = sub.add_argument_group("episodes in a text environment (docs/agents.md)")
+    worlds.add_argument(
+        "--env", metavar="NAME[:SETTINGS]", help="act in this environment: sokoban, household, ... or my_env.py:Env"
+    )
+    worlds.add_argument("--split", metavar="NAME", help="split of its tasks (default: heldout)")
+    worlds.add_argument("--tasks", type=int, metavar="N", help="tasks to play (default: 64)")
+    worlds.add_argument(
+        "settings", nargs="*", metavar="key=value", help="how episodes are played, such as max_turns=20 history=2"
+    )
     writes(sub, "runs/eval")
 
     sub = command("show", "show runs, or a data file, in the terminal")
@@ -282,6 +297,15 @@ def _pairs(args) -> None:
 
 
 def _eval(args) -> None:
+    if args.env is not None:
+        from forethought.recipes.env_eval import evaluate_in_env
+
+        _finish(evaluate_in_env(args, say=_say))
+        return
+    if args.split is not None or args.tasks is not None or args.settings:
+        raise ConfigError("--split, --tasks and key=value settings belong to episodes; add --env NAME")
+    if args.data is None:
+        raise ConfigError("eval: give --data FILE (problems with answers), or --env NAME (episodes)")
     if args.search is not None:
         from forethought.recipes.search_eval import compare_methods
 

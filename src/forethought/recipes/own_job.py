@@ -18,7 +18,7 @@ import numpy as np
 import torch
 
 from forethought.config import apply_overrides, derive_seed, from_dict, load_yaml
-from forethought.errors import ConfigError, RewardError, RunError
+from forethought.errors import ConfigError, EnvError, RewardError, RunError
 from forethought.evaluate.stats import Difference, Estimate, bootstrap_ci, wilson
 from forethought.files import from_json, remove_whole, write_atomic
 from forethought.learn.session import Trainer, fit
@@ -32,8 +32,8 @@ from forethought.rundir import RunDir
 MAY_CHANGE = ("steps", "epochs", "iterations", "eval_every", "save_every", "store_groups")
 """Settings that a resumed run may have otherwise than before."""
 _FLAGS = (
-    *("model", "data", "reward", "oracle", "eval_data", "prompt_column", "answer_column", "suffix", "chat", "limit"),
-    *("device", "dtype"),
+    *("model", "env", "data", "eval_data", "reward", "oracle", "device", "dtype"),
+    *("prompt_column", "answer_column", "suffix", "chat", "limit"),
 )
 
 J = TypeVar("J", bound="Job")
@@ -83,7 +83,7 @@ def job_of(cls: type[J], args: argparse.Namespace) -> J:
     given = load_yaml(args.config) if args.config else {}
     if isinstance(given.get("reward"), str):
         given["reward"] = [given["reward"]]
-    for name in ("reward", "oracle"):
+    for name in ("env", "reward", "oracle"):
         if getattr(args, name) and name not in cls.__dataclass_fields__:
             raise ConfigError(f"--{name}: {args.method} has no {name}; leave it out, or take a method that has one")
     flags = {name: getattr(args, name) for name in _FLAGS if getattr(args, name) is not None}
@@ -180,7 +180,7 @@ class Session:
     ):
         self.trainer, self.run, self.job, self.method, self.total, self.say = trainer, run, job, method, total, say
         self.store_groups = store_groups
-        self.spent = {"wall_s": 0.0, "tokens_generated": 0, "verifier_calls": 0}
+        self.spent = {"wall_s": 0.0, "tokens_generated": 0, "verifier_calls": 0, "env_steps": 0}
         self.before: dict[str, Any] = {}
         self.after: dict[str, Any] = {}
         self._began = time.perf_counter()
@@ -195,7 +195,7 @@ class Session:
         """Train to the end; see `learn.session.fit`.
 
         Raises:
-            RewardError: all rewards of a step failed; the state before that step was saved.
+            RewardError, EnvError: all rewards, or all episodes, of a step failed; the state before it was saved.
         """
         trainer, run = self.trainer, self.run
 
@@ -222,11 +222,11 @@ class Session:
                 extra=self._extra,
                 restore_extra=self.spent.update,
             )
-        except RewardError as err:
+        except (RewardError, EnvError) as err:
             if not trainer.step:
                 raise
             save_checkpoint(trainer, run, "", self._extra())
-            raise RewardError(f"{err}; saved after step {trainer.step}, go on with --resume") from err
+            raise type(err)(f"{err}; saved after step {trainer.step}, go on with --resume") from err
         if trainer.step > self.total:
             raise RunError(f"{run.path}: the run is at step {trainer.step} already, steps={self.total} lies before it")
         if measure:
@@ -257,7 +257,7 @@ class Session:
             self.say(f"adapter merged into the model: {run.path / 'model-merged'}")
         none = {"tokens_generated": 0, "tokens_trained": 0, "env_steps": 0, "verifier_calls": 0}
         budget = {"after": {**none, **self.trainer.counts, "wall_s": self.spent["wall_s"]}}
-        for name in ("tokens_generated", "verifier_calls"):
+        for name in ("tokens_generated", "verifier_calls", "env_steps"):
             budget["after"][name] += self.spent[name]
         if self.before:
             used = self.before["used"]

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from forethought.config import dump_yaml
+from forethought.config import dump_yaml, load_yaml
 from forethought.errors import ConfigError, RunError
 
 
@@ -55,6 +55,25 @@ METHODS: dict[str, Method] = {
 }
 """What `forethought train` knows, by name."""
 
+IN_WORLDS: dict[str, Method] = {
+    "grpo": Method("own_env", "EnvGRPOJob", "env_grpo", "on episodes in a text environment; GiGPO with credit=gigpo"),
+}
+"""The same with --env."""
+
+
+def method_of(args: argparse.Namespace) -> Method:
+    """The method that the command line names, by --env (or `env:` in the config file) the one for environments.
+
+    Raises:
+        ConfigError: the method does not act in environments.
+    """
+    told = args.config and Path(args.config).is_file() and load_yaml(args.config).get("env")
+    if not (args.env or told):
+        return METHODS[args.method]
+    if args.method not in IN_WORLDS:
+        raise ConfigError(f"--env: {args.method} does not act in environments; {', '.join(IN_WORLDS)} does")
+    return IN_WORLDS[args.method]
+
 
 def train(args: argparse.Namespace, say: Callable[[str], None]) -> Path | None:
     """Run the job; returns its folder, or None after a dry run.
@@ -66,7 +85,7 @@ def train(args: argparse.Namespace, say: Callable[[str], None]) -> Path | None:
 
     if int(os.environ.get("WORLD_SIZE", "1")) > 1:
         raise ConfigError("`forethought train` runs in one process (WORLD_SIZE is set); start it without a launcher")
-    cls, function = METHODS[args.method].load()
+    cls, function = method_of(args).load()
     job = job_of(cls, args)
     if args.dry_run:
         print(dump_yaml(job), end="")
