@@ -77,6 +77,12 @@ ENVS: dict[str, Entry] = {
         first="domain",
         extra="tools",
     ),
+    "wm": Entry(
+        "forethought.envs.world_model:world_model_env",
+        "a world model in place of its environment: wm:FOLDER",
+        tasks="forethought.envs.world_model:world_model_tasks",
+        first="folder",
+    ),
     "gym": Entry(
         "forethought.envs.registry:_gym",
         "a Gymnasium environment by its id",

@@ -16,9 +16,9 @@ prompt, made of the ids of the turns that stay. With history 0 it is the current
 
 Why an episode ended (`Episode.stop`): "won", "lost" (terminated, and the environment knows of success), "terminated"
 (it does not); "truncated" (cut by the environment), "turns" (by `max_turns`), "context" (no room for another answer),
-"invalid" (too many invalid actions); "error" (the environment raised, hung or broke its protocol). Done is not won:
-success is `info["success"]`, never the end itself. Failed episodes are no evidence on the policy: they get no credit and
-are counted.
+"invalid" (too many invalid actions), "unparsable" (a world model's prediction could not be read); "error" (the
+environment raised, hung or broke its protocol). Done is not won: success is `info["success"]`, never the end itself.
+Failed episodes are no evidence on the policy: they get no credit and are counted.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ ActionParser = Callable[[str], "str | None"]
 """Text of an answer -> the action for the environment; None: there is none, then the environment gets the text as it is
 and the turn counts as invalid. (`envs.actions.read_action` is one.)"""
 
-EndReason = Literal["won", "lost", "terminated", "truncated", "turns", "context", "invalid", "error"]
+EndReason = Literal["won", "lost", "terminated", "truncated", "turns", "context", "invalid", "unparsable", "error"]
 TERMINATED = ("won", "lost", "terminated")
 
 
@@ -286,10 +286,7 @@ class Players:
             episode.end = node
             actions.append(text if action is None else action)
 
-        def act(episode: Episode, action: str) -> Callable[[], tuple[str | None, Any]]:
-            return lambda: (episode.env.state_key(), episode.env.step(action))
-
-        found = calls([act(e, a) for e, a in zip(live, actions, strict=True)])
+        found = _acted(live, actions, calls)
         for episode, result in zip(live, found, strict=True):
             if isinstance(result, EnvError):
                 self._fail(episode, f"turn {len(episode.turns)}: {result}")
@@ -317,7 +314,7 @@ class Players:
             known = isinstance(success, bool)
             episode.stop = ("won" if episode.success else "lost") if known else "terminated"
         elif step.truncated:
-            episode.stop = "truncated"
+            episode.stop = "unparsable" if step.info.get("unparsable") is True else "truncated"
         elif rules.max_invalid and episode.invalid >= rules.max_invalid:
             episode.stop = "invalid"
         elif len(episode.turns) >= rules.max_turns:
@@ -386,6 +383,23 @@ class Players:
     @staticmethod
     def _fail(episode: Episode, why: str) -> None:
         episode.stop, episode.error, episode.success = "error", f"task {episode.task['id']!r}, {why}", None
+
+
+def _acted(live: Sequence[Episode], actions: Sequence[str], calls: EnvCalls) -> list[Any]:
+    """(state key before, answer) of each environment's step, or an EnvError.
+
+    Environments of one class with a static `step_many(envs, actions) -> Steps` (world models) step in one call.
+    """
+    kinds = {type(e.env) for e in live}
+    together = getattr(next(iter(kinds)), "step_many", None) if len(kinds) == 1 else None
+    if together is not None:
+        (found,) = calls([lambda: ([e.env.state_key() for e in live], together([e.env for e in live], actions))])
+        return [found] * len(live) if isinstance(found, EnvError) else list(zip(*found, strict=True))
+
+    def act(episode: Episode, action: str) -> Callable[[], tuple[str | None, Any]]:
+        return lambda: (episode.env.state_key(), episode.env.step(action))
+
+    return calls([act(e, a) for e, a in zip(live, actions, strict=True)])
 
 
 class _Missing:
