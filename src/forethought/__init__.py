@@ -23,6 +23,8 @@ if TYPE_CHECKING:
     from forethought.envs.problem import ProblemEnv as ProblemEnv
     from forethought.envs.registry import find_env as find_env
     from forethought.envs.sokoban import SokobanEnv as SokobanEnv
+    from forethought.envs.world_model import WorldModel as WorldModel
+    from forethought.envs.world_model import WorldModelEnv as WorldModelEnv
     from forethought.errors import ConfigError as ConfigError
     from forethought.errors import DataError as DataError
     from forethought.errors import EngineError as EngineError
@@ -40,6 +42,11 @@ if TYPE_CHECKING:
     from forethought.evaluate.suites import evaluate as evaluate_tasks
     from forethought.learn import losses as losses
     from forethought.learn import pair_losses as pair_losses
+    from forethought.learn.episode_trainer import EpisodeConfig as EpisodeConfig
+    from forethought.learn.episode_trainer import EpisodeTrainer as EpisodeTrainer
+    from forethought.learn.episodes import Episode as Episode
+    from forethought.learn.episodes import EpisodeRules as EpisodeRules
+    from forethought.learn.episodes import Players as Players
     from forethought.learn.learner import Learner as Learner
     from forethought.learn.learner import Targets as Targets
     from forethought.learn.offline import SFTConfig as SFTConfig
@@ -137,6 +144,7 @@ _NAMES: dict[str, str] = {
     "envs.env": "Env Step",
     "envs.problem": "ProblemEnv",
     "envs.check": "check_env",
+    "envs.world_model": "WorldModel WorldModelEnv",
     "envs.registry": "find_env",
     "envs.sokoban": "SokobanEnv",
     "envs.household": "HouseholdEnv",
@@ -153,6 +161,8 @@ _NAMES: dict[str, str] = {
     "learn.learner": "Learner Targets",
     "learn.optim": "OptimConfig",
     "learn.online": "OnlineConfig OnlineTrainer",
+    "learn.episodes": "Episode EpisodeRules Players",
+    "learn.episode_trainer": "EpisodeConfig EpisodeTrainer",
     "learn.offline": "SFTConfig SFTTrainer",
     "learn.pairs": "PairConfig PairTrainer PreferencePair annotate_pairs=annotate usable_pairs",
     "learn.ppo": "PPOConfig PPOTrainer PartConfig",
@@ -194,6 +204,10 @@ __all__ = [
     "EngineError",
     "Env",
     "EnvError",
+    "Episode",
+    "EpisodeConfig",
+    "EpisodeRules",
+    "EpisodeTrainer",
     "EvalResult",
     "ForethoughtError",
     "FormatReward",
@@ -220,6 +234,7 @@ __all__ = [
     "PairConfig",
     "PairTrainer",
     "PartConfig",
+    "Players",
     "Policy",
     "PreferencePair",
     "ProblemEnv",
@@ -248,6 +263,8 @@ __all__ = [
     "UCT",
     "Verdict",
     "Verifier",
+    "WorldModel",
+    "WorldModelEnv",
     "annotate_pairs",
     "bootstrap_ci",
     "byte_tokenizer",
