@@ -199,6 +199,9 @@ def test_history_window(history, prompts):
     assert episode.stop == "won"
     assert [text(episode, int(episode.tree.parent[t.node])) for t in episode.turns] == prompts
     assert episode.dropped == 0 and episode.branches > 0
+    why = [episode.tree.meta[leaf]["why"] for leaf in episode.tree.leaves()]
+    assert "won after 5 turns" in why and all(w.startswith("won after 5 turns") for w in why)
+    assert "won after 5 turns; this is turn 4" in why
     assert [episode.tree.outcome(leaf) for leaf in episode.tree.leaves()] == [1.0] * len(episode.tree.leaves())
 
 

@@ -150,6 +150,8 @@ def test_h23_an_evaluation_shows_its_coverage(job, capsys):
     text = " ".join(said.out.split())
     assert "4 episodes failed to run and are in no denominator; the first: task 't1', turn 1: OSError" in text
     assert "Not evaluated: t1." in text
+    assert main(["show", "eval", "--trees", "1"]) == 0
+    assert "observation: 0" in capsys.readouterr().out  # texts, not ids
 
 
 def rows(task, *outcomes):

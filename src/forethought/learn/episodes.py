@@ -435,21 +435,28 @@ def _problem(step: Any) -> str | None:
     return None
 
 
+_WORDS = {"turns": "out of turns", "context": "out of context", "invalid": "too many invalid actions"}
+
+
 def _note(episode: Episode) -> None:
     """What the report and the store read: the whole return and the reason on every leaf of the episode."""
     tree = episode.tree
     if not episode.turns:  # a node of its own below the prompt, which other episodes share
         episode.end = tree.add(episode.end, [], kind=Kind.OBSERVATION)
-    ends = {episode.end}
-    for turn in episode.turns:
-        ends.update(tree.leaves(turn.node))
-    for node in ends:
+    last = {episode.end: len(episode.turns)}  # leaf -> turns of the episode until then
+    for number, turn in enumerate(episode.turns, 1):
+        for leaf in tree.leaves(turn.node):
+            last[leaf] = max(number, last.get(leaf, 0))
+    count = len(episode.turns)
+    how = f"{_WORDS.get(episode.stop or '', episode.stop)} after {count} turn{'s' if count != 1 else ''}"
+    for node, number in last.items():
+        if tree.children(node):
+            continue
         if episode.failed:
             tree.meta[node]["error"] = episode.error
-        elif not tree.children(node):
-            count = len(episode.turns)
-            tree.meta[node]["return"] = episode.total
-            tree.meta[node]["why"] = f"{episode.stop} after {count} turn{'s' if count != 1 else ''}"
+            continue
+        tree.meta[node]["return"] = episode.total
+        tree.meta[node]["why"] = how if number == count else f"{how}; this is turn {number}"
 
 
 # -- counts and shares -------------------------------------------------------------------------------------------------

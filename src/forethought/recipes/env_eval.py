@@ -28,7 +28,7 @@ from forethought.learn.session import Interrupted
 from forethought.models.engine import Sampling
 from forethought.progress import Progress
 from forethought.recipes.inputs import Say, Task
-from forethought.recipes.own_job import cell, check_place, share_estimate
+from forethought.recipes.own_job import cell, check_place, keep_tokenizer, share_estimate
 from forethought.recipes.results import results
 from forethought.recipes.session import Workbench, open_model
 from forethought.rundir import RunDir
@@ -259,6 +259,7 @@ def evaluate_in_env(args: argparse.Namespace, say: Say) -> Path:
     tasks = env_tasks(source, job.data, job.tasks, job.seed, job.split, job.limit)
     bench = open_model(job.model, device=job.device, dtype=job.dtype, train=False, say=say)
     with RunDir.create(args.out, job, resume=args.resume, overwrite=args.overwrite) as run:
+        keep_tokenizer(run, bench)
         rows, wall_s = _played(job, run, bench, source, tasks)
         found = estimates(rows)
         run.truncate_metrics(-1)

@@ -153,6 +153,13 @@ class Place:
             self.run.close()
 
 
+def keep_tokenizer(run: RunDir, bench: Workbench) -> None:
+    """For the report, which shows texts where no model was saved (yet)."""
+    backend = getattr(bench.policy.tokenizer, "backend_tokenizer", None)
+    if backend is not None:
+        write_atomic(run.path / "tokenizer.json", backend.to_str())
+
+
 def load(job: Job, seed: int, say: Say) -> Workbench:
     torch.manual_seed(derive_seed(seed, "weights"))  # a fresh adapter is random
     return open_model(job.model, device=job.device, dtype=job.dtype, lora=job.lora, train=True, say=say)
