@@ -58,7 +58,8 @@ def test_rebalance_by_hand():
         assert abs(group.advantages.sum()) < 1e-12
         trained = {n for n in group.tree.leaves() if group.tree.weight[group.tree.span(n)].any()}
         assert trained == set(group.leaves)  # the negatives left out have no weight
-    assert metrics["rebalance/dropped_too_easy"] == 1 and metrics["rebalance/dropped_none_right"] == 1
+    assert metrics["rebalance/too_easy"] == metrics["rebalance/none_right"] == metrics["rebalance/capped"] == 1 / 4
+    assert metrics["rebalance/samples_per_kept"] == 112 / 2 and metrics["advantage/mean"] == 0
     assert metrics["rebalance/accuracy"] == pytest.approx((2 / 16 + 9 / 16 + 8 / 16 + 0) / 4)
     assert metrics["rebalance/samples_per_prompt"] == (16 * 3 + 64) / 4
     assert trainer.counts["verifier_calls"] == 16 * 3 + 64
@@ -152,6 +153,17 @@ def test_annealing_and_on_policy_ratios_at_every_temperature():
             old = group.tree.column("old_logprob")
             where = group.tree.weight > 0
             np.testing.assert_allclose(old[where], group.tree.logprob[where], atol=1e-5)  # ratio 1 at the first update
+
+
+def test_what_is_logged_of_lengths_and_temperature():
+    trainer = make(settings(group_size=4), ten)
+    trainer.policy.eos_ids = (10,)
+    trainer.engine = TorchEngine(trainer.policy)
+    metrics, groups = trainer.train_step()
+    lengths = [[int(g.tree.length[n]) for n in g.leaves] for g in groups]
+    assert metrics["completions/std_length"] == pytest.approx(np.std(lengths))
+    assert metrics["completions/group_cv"] == pytest.approx(np.mean([np.std(row) / np.mean(row) for row in lengths]))
+    assert metrics["temperature"] == 1.0 and abs(metrics["advantage/mean"]) < 1e-9
 
 
 def test_equal_rewards_give_no_gradient():

@@ -27,7 +27,7 @@ _PHRASES = ("*", "+", "-", "=", ";", " mod ", ":", " is ", " gives ", " no ", ",
 class ModularConfig:
     """Which questions there are, and how the teacher answers."""
 
-    modulus: int = 7
+    modulus: int = 11
     min_level: int = 2
     max_level: int = 6
     operators: str = "+-*"

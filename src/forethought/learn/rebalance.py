@@ -13,6 +13,7 @@ defaults here are choices.
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -80,6 +81,10 @@ def balanced(right: np.ndarray, judged: np.ndarray, seed: int) -> np.ndarray:
 class RebalancedTrainer(OnlineTrainer):
     """Group advantages over rebalanced groups; arguments as `OnlineTrainer`, and `rebalance`.
 
+    Logged for every step, as shares of the prompts drawn: `rebalance/too_easy`, `/none_right`, `/capped` (too few right
+    answers at `most`, none among them); `rebalance/accuracy`, before the balance; samples for each prompt drawn and for
+    each one kept.
+
     A step samples prompts until `prompts_per_step` are kept, at most once through the pool: if it finds fewer, it trains
     on those (on none, it changes nothing). Prompts that were drawn and not needed wait for the next step.
 
@@ -134,14 +139,15 @@ class RebalancedTrainer(OnlineTrainer):
                     reasons["too_easy"] += 1
                 else:
                     kept.append(self._balance(group, right) if rule.balance else group)
-        sizes = [len(g.leaves) for g in drawn]
-        spread = [_variation(g) for g in drawn]
+        sampled = sum(len(g.leaves) for g in drawn)
+        capped = [len(g.leaves) >= rule.most and right_answers(g).sum() < rule.enough for g in drawn]
         metrics = {
             "rebalance/accuracy": float(np.mean(accuracies)),
             "rebalance/kept": float(len(kept)),
-            "rebalance/samples_per_prompt": float(np.mean(sizes)),
-            "rebalance/length_cv": float(np.mean(spread)),
-            **{f"rebalance/dropped_{name}": float(count) for name, count in reasons.items()},
+            "rebalance/samples_per_prompt": sampled / len(drawn),
+            "rebalance/samples_per_kept": sampled / len(kept) if kept else math.nan,
+            "rebalance/capped": float(np.mean(capped)),
+            **{f"rebalance/{name}": count / len(drawn) for name, count in reasons.items()},
         }
         return Experience(drawn, kept, seconds["rollout"], seconds["reward"], metrics)
 
@@ -191,11 +197,6 @@ class RebalancedTrainer(OnlineTrainer):
 
 
 # -- prompts --
-def _variation(group: Group) -> float:
-    lengths = np.array([int(group.tree.length[leaf]) for leaf in group.leaves], np.float64)
-    return float(lengths.std() / lengths.mean()) if lengths.mean() > 0 else 0.0
-
-
 def length_uniform(lengths: Sequence[int], truncated: Sequence[bool], c: float = 0.25) -> bool:
     """Do the answers of one prompt have about the same length: population std / mean <= c, and none was cut.
 

@@ -75,7 +75,7 @@ RULE_FILES = (
 class INPOConfig:
     """Settings of the recipe."""
 
-    seeds: tuple[int, ...] = (0, 1, 2)
+    seeds: tuple[int, ...] = (0, 1, 2, 3, 4)
     arms: tuple[str, ...] = tuple(a for a in ARMS if a != SCALAR)
     model: str = "miniature"
     """"miniature" pretrains its own reference; otherwise a model for `files`."""
@@ -90,17 +90,18 @@ class INPOConfig:
     pair_mode: Literal["iid", "soft", "tournament", "max_min"] = "iid"
     """Of the arm INPO."""
     dpo_beta: float = 0.05
-    dpo_tuned_beta: float = 1.0
+    dpo_tuned_beta: float = 0.5
     """Of the arm "DPO, tuned beta"."""
-    dpo_previous_beta: float = 1.0
+    dpo_previous_beta: float = 10.0
     """Of the arm "DPO, base previous"."""
+    dpo_previous_lr: float | None = 2e-3
     dpo_pair_mode: Literal["iid", "tournament", "max_min"] = "iid"
     """Of the arms of DPO and IPO."""
     dpo_lr: float | None = None
     """Learning rates of the baselines; game.optim.lr where none is given."""
-    ipo_beta: float = 0.2
+    ipo_beta: float = 0.1
     ipo_lr: float | None = None
-    sppo_beta: float = 1.0
+    sppo_beta: float = 2.0
     """Inverse step size of SPPO."""
     sppo_pair_mode: Literal["iid", "max_min"] = "iid"
     sppo_lr: float | None = None
@@ -134,7 +135,7 @@ class INPOConfig:
             batch_size=128,
             monitor_prompts=0,
             micro_tokens=1500,
-            optim=OptimConfig(lr=2e-3, schedule="linear"),
+            optim=OptimConfig(lr=1e-3, schedule="linear"),
         )
     )
 
@@ -146,7 +147,7 @@ class INPOConfig:
             bad.append(f"arms={self.arms}: give at least one, each once")
         for arm in self.arms:
             check_arm(arm)
-        for name in ("dpo_lr", "ipo_lr", "sppo_lr", "nash_md_lr"):
+        for name in ("dpo_lr", "dpo_previous_lr", "ipo_lr", "sppo_lr", "nash_md_lr"):
             value = getattr(self, name)
             if value is not None and not 0 < value < math.inf:
                 bad.append(f"{name}={value}: give a positive number, or none for game.optim.lr")
@@ -213,6 +214,7 @@ PROFILES: dict[str, INPOConfig] = {
         tau=0.005 / 3,
         pair_mode="tournament",
         dpo_beta=0.1,
+        dpo_previous_lr=None,
         dpo_pair_mode="tournament",
         sppo_beta=0.001,
         sppo_pair_mode="max_min",

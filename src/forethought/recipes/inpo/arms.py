@@ -88,7 +88,8 @@ def game_config(config: INPOConfig, arm: str, seed: int) -> GameConfig:
         },
     }
     rates = {"dpo": config.dpo_lr, "ipo": config.ipo_lr, "sppo": config.sppo_lr, "nash_md": config.nash_md_lr}
-    lr = rates.get(settings[arm]["loss"]) or config.game.optim.lr
+    own = config.dpo_previous_lr if arm == "DPO, base previous" else rates.get(settings[arm]["loss"])
+    lr = own or config.game.optim.lr
     try:
         return replace(
             config.game,

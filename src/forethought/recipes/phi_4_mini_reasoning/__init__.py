@@ -14,10 +14,9 @@ Departures from the paper and what it leaves open:
 2. Packed documents cannot see each other and positions restart (not stated in the paper).
 3. Rollouts called wrong are not re-checked by a second model.
 4. Miniature: modular chain arithmetic, a rule teacher with slips instead of a large model, a transformer made from
-   scratch whose base was trained on answers without steps and on single steps
-   (it knows arithmetic, not chains); token-mean loss in GRPO, as everywhere in this
-   library
-   (`online.reduction=sequence-mean` is the published average over answers).
+   scratch whose base was trained on answers without steps and on single steps (it knows arithmetic, not chains);
+   token-mean loss in GRPO, as everywhere in this library (`online.reduction=sequence-mean` is the published average over
+   answers).
 5. The repetition rule of the miniature's bank looks at 5-token runs (a step has about 6 tokens); 20 elsewhere.
 """
 
@@ -84,7 +83,7 @@ class MiniatureConfig:
     heads: int = 4
     facts: float = 3.0
     """Single steps of arithmetic in the base's data, for each question that it is shown with its answer."""
-    pretrain: SFTConfig = field(default_factory=lambda: _sft(2e-3, steps=800, batch_size=128))
+    pretrain: SFTConfig = field(default_factory=lambda: _sft(2e-3, steps=400, batch_size=64))
     """The base: single steps, and question -> answer without steps."""
 
 
@@ -133,7 +132,7 @@ class Phi4Config:
     mid: SFTConfig = field(default_factory=lambda: _sft(2e-3, epochs=2, batch_size=8, bin_length=256))
     gate_checks: int = 6
     """Evaluations on the validation questions during stage 1."""
-    patience: int = 3
+    patience: int = 4
     """Stage 1 ends after so many evaluations without a new best; 0: never before its epochs are over."""
     sft_level: int = 4
     sft_quota: int = 500

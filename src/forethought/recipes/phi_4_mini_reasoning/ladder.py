@@ -135,7 +135,13 @@ class Workplace:
             mini = config.miniature
             tokenizer: Any = piece_tokenizer(pieces(mini.world))
             weights = tiny_model(
-                len(tokenizer), width=mini.width, layers=mini.layers, heads=mini.heads, context=160, seed=seed
+                len(tokenizer),
+                width=mini.width,
+                layers=mini.layers,
+                heads=mini.heads,
+                context=160,
+                seed=seed,
+                init_std=mini.width**-0.5,  # 0.02 is for wide models: at this width it takes ten times the steps
             )
         else:
             weights, tokenizer = load_model(str(model), dtype=torch.float32, device=config.device)
@@ -169,10 +175,10 @@ class Workplace:
         return out
 
     def measure(
-        self, tasks: Sequence[Mapping[str, Any]], *, sampled: bool = True, name: str = "eval"
+        self, tasks: Sequence[Mapping[str, Any]], *, greedy: bool = True, samples: int | None = None, name: str = "eval"
     ) -> dict[str, float]:
         """Accuracy greedy and sampled, by level, share of answers that end by themselves, lengths: the same questions,
-        seeds and sampling for every model."""
+        seeds and sampling for every model. samples: by default those of the config; 0 for none."""
         from forethought.evaluate.suites import evaluate
         from forethought.models.engine import Sampling
         from forethought.rewards.reward import Reward
@@ -187,9 +193,8 @@ class Workplace:
 
         level = {str(t["id"]): t["level"] for t in tasks}
         out: dict[str, float] = {}
-        kinds = [("greedy", 0.0, 1)] + (
-            [("sampled", self.config.eval_temperature, self.config.eval_samples)] if sampled else []
-        )
+        samples = self.config.eval_samples if samples is None else samples
+        kinds = [("greedy", 0.0, 1)] * greedy + [("sampled", self.config.eval_temperature, samples)] * (samples > 0)
         for kind, temperature, samples in kinds:
             result = evaluate(
                 self.engine,
@@ -260,7 +265,7 @@ class Workplace:
         watch = _Saturation(self.config.patience if gate else 0)
 
         def look(step: int) -> dict[str, float]:
-            accuracy = self.measure(self.data.validation, sampled=False, name="validation")["greedy accuracy"]
+            accuracy = self.measure(self.data.validation, samples=0, name="validation")["greedy accuracy"]
             watch.see(accuracy)
             return {"eval/accuracy": accuracy}
 
@@ -427,7 +432,7 @@ def stages_of(config: Phi4Config, seed: int) -> list[Stage]:
 
 def rl_job(job: Job, run: RunDir) -> Mapping[str, Any]:
     """One form of stage 4 from the model of stage 3; the controls stop at the tokens that the method generated."""
-    from forethought.learn.online import OnlineTrainer
+    from forethought.learn.online import OnlineTrainer, distinct_trees
     from forethought.learn.ppo import PPOTrainer
     from forethought.learn.rebalance import RebalancedTrainer, probe_prompts
 
@@ -452,8 +457,23 @@ def rl_job(job: Job, run: RunDir) -> Mapping[str, Any]:
     )
     algorithm = arm.algorithm or config.algorithm
     more: dict[str, Any] = {"compute": config.compute_dtype()}
+    every = config.online.eval_every
+    begun = place.policy.frozen_copy() if every and not online.kl_coef else None
+    if begun is not None:
+        begun.model.to(config.compute_dtype())
+
+    def distance(step: int, groups: list[Any]) -> dict[str, float]:
+        """KL to the stage-3 model, where it is no term of the loss, as often as the model is evaluated."""
+        if begun is None or step % every or not groups:
+            return {}
+        trees = distinct_trees(groups)
+        trainer.score(trees, begun, "stage_3_logprob")
+        gaps = [(t.column("stage_3_logprob") - t.logprob)[(t.weight > 0) & np.isfinite(t.logprob)] for t in trees]
+        gap = np.concatenate(gaps).astype(np.float64)
+        return {"kl": float(np.mean(np.exp(gap) - 1 - gap))} if len(gap) else {}
 
     def make(pool: list[dict[str, Any]]) -> Any:
+        more["on_groups"] = distance
         if algorithm == "ppo":
             return PPOTrainer(
                 place.policy, place.engine, pool, place.encode, place.judge, config.ppo_config(online), **more
@@ -491,8 +511,8 @@ def rl_job(job: Job, run: RunDir) -> Mapping[str, Any]:
     trainer = make(tasks)
 
     def look(step: int) -> dict[str, float]:
-        found = place.measure(place.data.validation, sampled=False, name="validation")
-        return {"eval/accuracy": found["greedy accuracy"]}
+        found = place.measure(place.data.validation, greedy=False, samples=1, name="validation")
+        return {"eval/accuracy": found["sampled accuracy"]}
 
     def over() -> bool:
         return budget is not None and spent["tokens_generated"] + trainer.counts["tokens_generated"] >= budget
