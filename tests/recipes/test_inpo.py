@@ -10,6 +10,7 @@ import pytest
 
 from forethought.config import apply_overrides, from_dict, to_dict
 from forethought.errors import ConfigError, DataError
+from forethought.learn.online import merge_metrics
 from forethought.learn.preference_game import GameTrainer
 from forethought.models.engine import Sampling
 from forethought.models.load import load_model, save_pretrained
@@ -19,7 +20,7 @@ from forethought.models.torch_engine import TorchEngine
 from forethought.recipes import inpo
 from forethought.recipes.inpo.arms import ARMS, arm_job, game_config
 from forethought.recipes.inpo.games import CYCLE, bradley_terry, dual_gap, kl, log_policy
-from forethought.recipes.inpo.measure import Exact, merged
+from forethought.recipes.inpo.measure import Exact
 from forethought.recipes.inpo.tables import TableConfig, play_all, said
 from forethought.recipes.inpo.world import (
     MiniatureConfig,
@@ -254,7 +255,9 @@ def test_the_report_draws_the_gaps(smoke, found):
 
 
 def test_lines_of_an_iteration_are_merged():
-    assert merged([{"loss": 1.0, "tokens/trained": 5.0}, {"loss": 3.0, "tokens/trained": 7.0, "pairs/made": 4.0}]) == {
+    assert merge_metrics(
+        [{"loss": 1.0, "tokens/trained": 5.0}, {"loss": 3.0, "tokens/trained": 7.0, "pairs/made": 4.0}]
+    ) == {
         "loss": 2.0,
         "tokens/trained": 12.0,
         "pairs/made": 4.0,

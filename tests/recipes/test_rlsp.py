@@ -19,7 +19,7 @@ from forethought.learn.ppo import PPOConfig, PPOTrainer
 from forethought.models.chat import ChatRenderer
 from forethought.models.load import save_pretrained
 from forethought.models.policy import Policy
-from forethought.models.tiny import byte_tokenizer, tiny_model
+from forethought.models.tiny import byte_tokenizer, piece_tokenizer, tiny_model
 from forethought.models.torch_engine import TorchEngine
 from forethought.recipes import rlsp
 from forethought.recipes.jobs import Job
@@ -34,7 +34,6 @@ from forethought.recipes.rlsp.world import (
     from_files,
     miniature,
     overlap,
-    piece_tokenizer,
     record_trees,
 )
 from forethought.rundir import RunDir, read_metrics

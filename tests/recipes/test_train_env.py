@@ -224,7 +224,7 @@ def test_a_config_file_names_the_environment(job):
         (["train", "grpo", "--env", "sokoban", "eval_split=valid_seen"], "valid_seen"),
         (["train", "grpo", "--env", "world.py:Corridor", "--data", "tasks.jsonl", "--limit", "0"], "has no tasks"),
         (["eval", "--env", "sokoban", "--reward", "math"], "--reward: not with --env, where the environment judges"),
-        (["eval", "--env", "sokoban", "--samples", "2"], "samples=2 at temperature 0 would be the same"),
+        (["eval", "--env", "sokoban", "--samples", "2"], "samples=2 at temperature 0 would all be the same"),
         (["eval", "--env", "sokoban", "max_turns=0"], "max_turns=0: give at least 1"),
         (["eval", "--tasks", "3", "--data", "tasks.jsonl"], "belong to episodes; add --env NAME"),
         (["eval"], "give --data FILE (problems with answers), or --env NAME (episodes)"),

@@ -586,7 +586,7 @@ def weights_of(trees: list[TokenTree], groups: list[Group]) -> list[np.ndarray]:
 def merge_metrics(rows: list[dict[str, float]]) -> dict[str, float]:
     """Mean over the updates of a rollout; counts and times add up, maxima stay maxima."""
     out: dict[str, float] = {}
-    for name in rows[0]:
+    for name in dict.fromkeys(name for row in rows for name in row):
         values = [r[name] for r in rows if name in r]
         if name.endswith("/max"):
             out[name] = max(values)

@@ -27,7 +27,7 @@ from forethought.learn.episodes import Episode, EpisodeRules, Players
 from forethought.learn.session import Interrupted
 from forethought.models.engine import Sampling
 from forethought.progress import Progress
-from forethought.recipes.inputs import Say, Task
+from forethought.recipes.inputs import Sampled, Say, Task, short_name
 from forethought.recipes.own_job import cell, check_place, keep_tokenizer, share_estimate
 from forethought.recipes.results import results
 from forethought.recipes.session import Workbench, open_model
@@ -45,7 +45,7 @@ Row = dict[str, Any]
 
 
 @dataclass(frozen=True, kw_only=True)
-class EnvEvalJob(EpisodeRules):
+class EnvEvalJob(EpisodeRules, Sampled):
     """Settings of `forethought eval --env`."""
 
     model: str
@@ -55,39 +55,22 @@ class EnvEvalJob(EpisodeRules):
     split: str = "heldout"
     tasks: int = 64
     limit: int | None = None
-    samples: int = 1
-    """Episodes a task."""
     max_new_tokens: int = 64
-    temperature: float = 0.0
-    top_p: float = 1.0
-    stop: tuple[str, ...] = ()
-    seed: int = 0
     device: str | None = None
     dtype: str | None = None
 
     def __post_init__(self):
         bad = self.rule_problems()
-        bad += [f"{n}={getattr(self, n)}: give at least 1" for n in ("samples", "tasks") if getattr(self, n) < 1]
-        if self.samples > 1 and self.temperature == 0:
-            bad.append(f"samples={self.samples} at temperature 0 would be the same; give a --temperature, or 1 sample")
+        bad += self.sample_problems()
+        if self.tasks < 1:
+            bad.append(f"tasks={self.tasks}: give at least 1")
         if bad:
-            raise ConfigError("eval --env: " + "; ".join(bad))
+            raise ConfigError("; ".join(bad))
         self.sampling()
-
-    def sampling(self) -> Sampling:
-        return Sampling(
-            max_tokens=self.max_new_tokens,
-            temperature=self.temperature,
-            top_p=self.top_p,
-            stop=self.stop,
-            seed=self.seed,
-        )
 
     @property
     def arm(self) -> str:
-        """The model's name for tables."""
-        parts = [p for p in self.model.split("/") if p]
-        return "/".join(parts[-2:] if parts[-1] in ("model", "model-merged") else parts[-1:])
+        return short_name(self.model)
 
 
 def env_tasks(

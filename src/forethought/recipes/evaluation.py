@@ -25,9 +25,18 @@ from forethought.evaluate.stats import Difference, Estimate, bootstrap_ci, paire
 from forethought.evaluate.suites import EvalResult, evaluate
 from forethought.files import append_whole, from_json, to_json, write_atomic
 from forethought.learn.session import Interrupted
-from forethought.models.engine import Sampling
 from forethought.progress import Progress
-from forethought.recipes.inputs import Columns, Judge, MathReward, Say, Task, encode_prompts, load_prompts
+from forethought.recipes.inputs import (
+    Columns,
+    Judge,
+    MathReward,
+    Sampled,
+    Say,
+    Task,
+    encode_prompts,
+    load_prompts,
+    short_name,
+)
 from forethought.recipes.own_job import cell, check_place, difference, share_estimate, verdict
 from forethought.recipes.results import results
 from forethought.recipes.session import Workbench, open_model
@@ -43,7 +52,7 @@ _SAME = ("data", "limit", "answer_column", "reward", "mode", "extract")  # what 
 
 
 @dataclass(frozen=True, kw_only=True)
-class EvalJob(Columns):
+class EvalJob(Columns, Sampled):
     """Settings of `forethought eval`."""
 
     model: str
@@ -52,40 +61,19 @@ class EvalJob(Columns):
     """Rewards by name in place of the math verifier; at least 1 is right."""
     mode: Mode = "math-verify"
     extract: Extract = "box"
-    samples: int = 1
-    max_new_tokens: int = 256
-    temperature: float = 0.0
-    top_p: float = 1.0
-    stop: tuple[str, ...] = ()
-    seed: int = 0
     device: str | None = None
     dtype: str | None = None
     against: str | None = None
     """Run folder of another evaluation on the same data, to compare with."""
 
     def __post_init__(self):
-        if self.samples < 1:
-            raise ConfigError(f"samples={self.samples}: give at least 1")
-        if self.samples > 1 and self.temperature == 0:
-            raise ConfigError(
-                f"samples={self.samples} at temperature 0 would all be the same; give a --temperature, or 1 sample"
-            )
+        if bad := self.sample_problems():
+            raise ConfigError("; ".join(bad))
         self.sampling()
-
-    def sampling(self) -> Sampling:
-        return Sampling(
-            max_tokens=self.max_new_tokens,
-            temperature=self.temperature,
-            top_p=self.top_p,
-            stop=self.stop,
-            seed=self.seed,
-        )
 
     @property
     def arm(self) -> str:
-        """The model's name for tables."""
-        parts = [p for p in self.model.split("/") if p]
-        return "/".join(parts[-2:] if parts[-1] in ("model", "model-merged") else parts[-1:])
+        return short_name(self.model)
 
 
 @dataclass

@@ -12,6 +12,7 @@ from typing import Any, get_args
 
 from forethought.data import load_tasks
 from forethought.errors import ConfigError, DataError, RewardError
+from forethought.models.engine import Sampling
 from forethought.recipes.session import Workbench
 from forethought.rewards.adapters import Decode, Item, Outcome, RewardRunner, combine, load_reward
 from forethought.rewards.math_rewards import OutcomeReward
@@ -30,6 +31,45 @@ NO_REWARD = (
 
 
 # -- records -----------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, kw_only=True)
+class Sampled:
+    """How answers are sampled. samples: answers (or episodes) a task."""
+
+    samples: int = 1
+    max_new_tokens: int = 256
+    temperature: float = 0.0
+    top_p: float = 1.0
+    stop: tuple[str, ...] = ()
+    seed: int = 0
+
+    def sample_problems(self) -> list[str]:
+        """What is wrong with these settings, each with its fix."""
+        bad = []
+        if self.samples < 1:
+            bad.append(f"samples={self.samples}: give at least 1")
+        if self.samples > 1 and self.temperature == 0:
+            bad.append(
+                f"samples={self.samples} at temperature 0 would all be the same; give a --temperature, or 1 sample"
+            )
+        return bad
+
+    def sampling(self) -> Sampling:
+        """Raises: ConfigError for a setting out of its range."""
+        return Sampling(
+            max_tokens=self.max_new_tokens,
+            temperature=self.temperature,
+            top_p=self.top_p,
+            stop=self.stop,
+            seed=self.seed,
+        )
+
+
+def short_name(model: str) -> str:
+    """A model's name for tables: the end of its id or path."""
+    parts = [p for p in model.split("/") if p]
+    return "/".join(parts[-2:] if parts[-1] in ("model", "model-merged") else parts[-1:])
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from forethought.errors import ForethoughtError, RunError
+from forethought.files import write_atomic
 from forethought.progress import Progress
 from forethought.rundir import RunDir, read_metrics
 from forethought.tree.store import TreeStore
@@ -137,6 +138,15 @@ def run_jobs(
             f"{type(error).__name__}: {error}; what had finished is kept in {run.path}, go on with --resume"
         ) from error
     return done
+
+
+def keep_tokenizer(jobs: Sequence[Job], run: RunDir) -> None:
+    """The report shows texts: the run folder gets the tokenizer of its pieces."""
+    for job in jobs:
+        source = run.path / job.folder / "tokenizer.json"
+        if source.is_file():
+            write_atomic(run.path / "tokenizer.json", source.read_bytes())
+            return
 
 
 def gather(job: Job, run: RunDir) -> None:

@@ -33,7 +33,7 @@ from forethought.errors import ConfigError, DataError, ForethoughtError, nearest
 from forethought.evaluate.stats import paired_bootstrap
 from forethought.files import from_json, write_atomic
 from forethought.recipes.evaluation import EvalJob, evaluate_model
-from forethought.recipes.inputs import Columns, Judge, Say
+from forethought.recipes.inputs import Columns, Judge, Sampled, Say
 from forethought.recipes.own_job import MAY_CHANGE, Job, Place, difference, verdict
 from forethought.recipes.results import results
 from forethought.recipes.stages import Stage, StageContext, check_chain, gather_stages, run_stages, start_of
@@ -50,19 +50,13 @@ _RULE = (
 
 
 @dataclass(frozen=True, kw_only=True)
-class Measure:
+class Measure(Sampled):
     """How every model of the chain answers the questions of `eval_data`, and what judges it: as in `forethought eval`."""
 
     reward: tuple[str, ...] = ()
     """Rewards by name in place of the math verifier."""
     mode: Mode = "math-verify"
     extract: Extract = "box"
-    samples: int = 1
-    max_new_tokens: int = 256
-    temperature: float = 0.0
-    top_p: float = 1.0
-    stop: tuple[str, ...] = ()
-    seed: int = 0
 
     def __post_init__(self):
         self.job("", Job())

@@ -37,7 +37,7 @@ from forethought.recipes.own_job import (
     verdict,
     without_held_out,
 )
-from forethought.recipes.preference_job import JudgeSettings
+from forethought.recipes.preference_job import OracleSettings
 from forethought.recipes.session import Workbench
 from forethought.rewards.oracles import Oracle, ask_oracle
 from forethought.rewards.pairs import PairMode
@@ -46,17 +46,10 @@ from forethought.tree.tree import Kind, Stop, TokenTree
 
 
 @dataclass(frozen=True, kw_only=True)
-class GameJob(RewardedJob):
+class GameJob(OracleSettings, RewardedJob):
     """Settings that all preference games share; see `GameConfig`."""
 
     method: Literal["inpo", "sppo", "online-dpo"]
-    oracle: str | None = None
-    """FILE.py:NAME, `judge` (a chat model), or `reward` (Bradley-Terry on the reward; the default with one)."""
-    scale: float = 1.0
-    """oracle=reward: P = sigmoid(scale * difference of the rewards)."""
-    both_orders: bool = False
-    """Ask a function both ways round and average (a judge always is)."""
-    judge: JudgeSettings = field(default_factory=JudgeSettings)
     iterations: int = 3
     prompts_per_iteration: int = 64
     samples: int = 8
@@ -98,13 +91,7 @@ class GameJob(RewardedJob):
                 "no oracle: give --oracle FILE.py:NAME (a function f(task, a, b) -> P(a wins)), --oracle judge with "
                 "judge.url and judge.model, or --reward FILE.py:NAME for Bradley-Terry on a reward"
             )
-        if self.oracle == "reward" and not self.reward:
-            bad.append("oracle=reward compares by a reward: give --reward, too")
-        if self.oracle not in (None, "reward") and self.reward:
-            bad.append(f"oracle={self.oracle}: it judges alone; leave --reward out, or give --oracle reward")
-        if self.oracle == "judge":
-            given = {"judge.url": self.judge.url, "judge.model": self.judge.model}
-            bad += [f"oracle=judge: give {name}=..." for name, value in given.items() if not value]
+        bad += self.oracle_problems(self.reward)
         if bad:
             raise ConfigError("train: " + "; ".join(bad))
 

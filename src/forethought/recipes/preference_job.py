@@ -8,8 +8,7 @@ from typing import Literal
 
 from forethought.config import apply_overrides, from_dict
 from forethought.errors import ConfigError
-from forethought.models.engine import Sampling
-from forethought.recipes.inputs import Columns
+from forethought.recipes.inputs import Columns, Sampled
 from forethought.rewards.pairs import check_tournament
 
 Mode = Literal["verified", "iid", "soft", "tournament", "max_min"]
@@ -39,7 +38,32 @@ class JudgeSettings:
 
 
 @dataclass(frozen=True, kw_only=True)
-class PairsJob(Columns):
+class OracleSettings:
+    """What compares two answers."""
+
+    oracle: str | None = None
+    """FILE.py:NAME, `judge` (a chat model), or `reward` (Bradley-Terry on the reward)."""
+    scale: float = 1.0
+    """oracle=reward: P = sigmoid(scale * difference of the rewards)."""
+    both_orders: bool = False
+    """Ask a function both ways round and average (a judge always is)."""
+    judge: JudgeSettings = field(default_factory=JudgeSettings)
+
+    def oracle_problems(self, reward: tuple[str, ...]) -> list[str]:
+        """What of the oracle is missing, or does not go with the reward, each with its fix."""
+        bad = []
+        if self.oracle == "reward" and not reward:
+            bad.append("oracle=reward compares by a reward: give --reward, too")
+        if self.oracle not in (None, "reward") and reward:
+            bad.append(f"oracle={self.oracle}: it judges alone; leave --reward out, or give --oracle reward")
+        if self.oracle == "judge":
+            given = {"judge.url": self.judge.url, "judge.model": self.judge.model}
+            bad += [f"oracle=judge: give {name}=..." for name, value in given.items() if not value]
+        return bad
+
+
+@dataclass(frozen=True, kw_only=True)
+class PairsJob(Columns, Sampled, OracleSettings):
     """Settings of `forethought pairs`."""
 
     model: str = ""
@@ -52,11 +76,7 @@ class PairsJob(Columns):
     """File of samples that are there already (`prompt` or its column, and `samples`), in place of model and data."""
     samples: int = 8
     """Samples a prompt."""
-    max_new_tokens: int = 256
     temperature: float = 1.0
-    top_p: float = 1.0
-    stop: tuple[str, ...] = ()
-    seed: int = 0
     device: str | None = None
     dtype: Literal["fp32", "bf16"] | None = None
     reward: tuple[str, ...] = ()
@@ -64,8 +84,6 @@ class PairsJob(Columns):
     reward_weights: tuple[float, ...] = ()
     reward_timeout: float = 60.0
     """Seconds for one call of a reward or oracle function."""
-    oracle: str | None = None
-    """FILE.py:NAME, `reward` (Bradley-Terry on the reward), or `judge` (a chat model)."""
     mode: Mode | None = None
     """How pairs are made (default: verified with a reward alone, tournament with an oracle)."""
     right_at: float = 1.0
@@ -74,17 +92,12 @@ class PairsJob(Columns):
     """verified: what a sample counts as in which no answer was found."""
     pairs_per_prompt: int = 1
     """verified: pairs of one prompt at most."""
-    scale: float = 1.0
-    """oracle=reward: P = sigmoid(scale * difference of the rewards)."""
-    both_orders: bool = False
-    """Ask a function both ways round and average (a judge always is)."""
     keep_truncated: bool = False
     """Use samples that were cut at the token limit."""
     max_length: int | None = None
     """Leave out samples of more tokens than this."""
     max_queries: int | None = None
     """Comparisons at most; prompts that are left over stay unjudged."""
-    judge: JudgeSettings = field(default_factory=JudgeSettings)
 
     def __post_init__(self):
         bad = []
@@ -122,28 +135,13 @@ class PairsJob(Columns):
                 "no judge: give --reward FILE.py:NAME (or math) for verified right and wrong pairs, or --oracle "
                 "FILE.py:NAME, reward or judge for comparisons"
             )
-        if self.oracle == "reward" and not self.reward:
-            bad.append("oracle=reward compares by a reward: give --reward, too")
-        if self.oracle not in (None, "reward") and self.reward:
-            bad.append(f"oracle={self.oracle}: it judges alone; leave --reward out, or give --oracle reward")
-        if self.oracle == "judge":
-            given = {"judge.url": self.judge.url, "judge.model": self.judge.model}
-            bad += [f"oracle=judge: give {name}=..." for name, value in given.items() if not value]
+        bad += self.oracle_problems(self.reward)
         if self.how == "verified" and self.oracle:
             bad.append("mode=verified reads a reward, not an oracle: leave --oracle out, or choose another mode")
         if self.how != "verified" and not self.oracle:
             bad.append(f"mode={self.how} compares: give --oracle (--oracle reward compares by --reward)")
         if bad:
             raise ConfigError("pairs: " + "; ".join(bad))
-
-    def sampling(self) -> Sampling:
-        return Sampling(
-            max_tokens=self.max_new_tokens,
-            temperature=self.temperature,
-            top_p=self.top_p,
-            stop=self.stop,
-            seed=self.seed,
-        )
 
     def cost(self, samples: int) -> int:
         """Comparisons that one prompt takes at most."""

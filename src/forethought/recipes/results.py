@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Literal
 
 from forethought.evaluate.stats import mean_ci
@@ -29,6 +29,21 @@ def arms_table(per_arm: Mapping[str, Sequence[Mapping[str, float | None]]]) -> d
         names = list(dict.fromkeys(name for row in seeds for name in row))
         out[arm] = {name: summarise([row.get(name) for row in seeds]) for name in names}
     return out
+
+
+def paired_differences(
+    done: Mapping[tuple[str, int], Mapping[str, Any]],
+    pairs: Iterable[tuple[str, str]],
+    seeds: Sequence[int],
+    metric: str,
+) -> dict[str, dict[str, Any]]:
+    """ "a minus b" -> summary of the per-seed differences of a metric, for the pairs of arms that were both run."""
+    run = {arm for arm, _ in done}
+    return {
+        f"{a} minus {b}": summarise([done[a, s][metric] - done[b, s][metric] for s in seeds])
+        for a, b in pairs
+        if a in run and b in run
+    }
 
 
 def results(

@@ -25,15 +25,14 @@ Departures from the paper:
 from __future__ import annotations
 
 import math
-import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from forethought.errors import ConfigError
-from forethought.files import write_atomic
 from forethought.learn.optim import OptimConfig
 from forethought.learn.preference_game import GameConfig
+from forethought.recipes.arms_config import ArmsConfig
 from forethought.recipes.inpo.arms import (
     ARMS,
     REFERENCE,
@@ -48,7 +47,7 @@ from forethought.recipes.inpo.games import check_strengths
 from forethought.recipes.inpo.measure import GAP
 from forethought.recipes.inpo.tables import TableConfig, said
 from forethought.recipes.inpo.world import KINDS, FilesConfig, MiniatureConfig, open_files
-from forethought.recipes.jobs import Job, run_jobs
+from forethought.recipes.jobs import Job, keep_tokenizer, run_jobs
 from forethought.recipes.results import Verdict, arms_table, results, summarise
 from forethought.report.curves import curves
 from forethought.rundir import RunDir
@@ -72,13 +71,11 @@ RULE_FILES = (
 
 
 @dataclass(frozen=True, kw_only=True)
-class INPOConfig:
+class INPOConfig(ArmsConfig):
     """Settings of the recipe."""
 
     seeds: tuple[int, ...] = (0, 1, 2, 3, 4)
     arms: tuple[str, ...] = tuple(a for a in ARMS if a != SCALAR)
-    model: str = "miniature"
-    """"miniature" pretrains its own reference; otherwise a model for `files`."""
     oracle: str = "preferences"
     """Miniature: preferences, or bradley-terry (a scalar reward of all arms). A pretrained model: FILE.py:NAME or judge."""
     eta: float = 1.0
@@ -111,17 +108,11 @@ class INPOConfig:
     nash_md_lr: float | None = None
     output: Literal["last", "mixture"] = "last"
     """What a run gives: the last iterate, or the uniform mixture of all (keep_models then keeps every iterate)."""
-    keep_models: bool = False
     save_every: int = 0
     """Iterations (miniature) or optimiser steps between checkpoints; 0: only on Ctrl-C."""
     store_groups: int = 1
     """Prompts an iteration whose answers are kept for the report."""
     max_rows: int = 1024
-    """Rows that the engine decodes together."""
-    workers: int = 0
-    """Arms side by side; 0: one per core (the miniature), 1 otherwise."""
-    device: str | None = "cpu"
-    dtype: Literal["fp32", "bf16"] = "fp32"
     table: TableConfig = field(default_factory=TableConfig)
     miniature: MiniatureConfig = field(default_factory=MiniatureConfig)
     files: FilesConfig = field(default_factory=FilesConfig)
@@ -140,22 +131,14 @@ class INPOConfig:
     )
 
     def __post_init__(self):
-        bad = []
-        if not self.seeds or len(set(self.seeds)) < len(self.seeds):
-            bad.append(f"seeds={self.seeds}: give at least one, each once")
-        if not self.arms or len(set(self.arms)) < len(self.arms):
-            bad.append(f"arms={self.arms}: give at least one, each once")
-        for arm in self.arms:
-            check_arm(arm)
+        bad = self.arm_problems(check_arm)
         for name in ("dpo_lr", "dpo_previous_lr", "ipo_lr", "sppo_lr", "nash_md_lr"):
             value = getattr(self, name)
             if value is not None and not 0 < value < math.inf:
                 bad.append(f"{name}={value}: give a positive number, or none for game.optim.lr")
-        for name in ("workers", "save_every", "store_groups"):
+        for name in ("save_every", "store_groups"):
             if getattr(self, name) < 0:
                 bad.append(f"{name}={getattr(self, name)}: give 0 or more")
-        if self.max_rows < 1:
-            bad.append(f"max_rows={self.max_rows}: give at least 1")
         if self.game.loss != "inpo" or self.game.eta is not None or self.game.tau is not None:
             bad.append("game.loss, game.eta and game.tau are set by the arms, eta and tau: leave them alone")
         if self.model == "miniature":
@@ -178,11 +161,6 @@ class INPOConfig:
         for arm in self.arms:
             if arm != REFERENCE:
                 game_config(self, arm, 0)
-
-    def compute_dtype(self):
-        import torch
-
-        return {"fp32": torch.float32, "bf16": torch.bfloat16}[self.dtype]
 
 
 PROFILES: dict[str, INPOConfig] = {
@@ -247,7 +225,7 @@ def run(config: INPOConfig, run: RunDir, *, profile: str = "mini") -> dict[str, 
     """The table, then all arms over all seeds; returns results.json. A run that was stopped goes on where it was."""
     mini = config.model == "miniature"
     extra = {"config": config, "root": str(run.path)}
-    workers = config.workers or (os.cpu_count() if mini else 1) or 1
+    workers = config.processes
     if not mini:  # what can be wrong with the files and the oracle is found before anything is trained
         open_files(config.files, config.oracle, None, 0).close()
     table: dict[str, Any] = {}
@@ -258,11 +236,7 @@ def run(config: INPOConfig, run: RunDir, *, profile: str = "mini") -> dict[str, 
         run_jobs([Job("pretraining", 0, pretrain_job, config.miniature, extra)], run, title="reference", workers=1)
     jobs = [Job(arm, seed, arm_job, config, extra) for arm in config.arms for seed in config.seeds]
     done = run_jobs(jobs, run, title="arms x seeds", workers=workers)
-    for job in jobs:
-        source = run.path / job.folder / "tokenizer.json"
-        if source.is_file():  # the report shows texts
-            write_atomic(run.path / "tokenizer.json", source.read_bytes())
-            break
+    keep_tokenizer(jobs, run)
     return _results(config, profile, table, done, run)
 
 

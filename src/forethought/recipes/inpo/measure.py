@@ -10,6 +10,7 @@ import numpy as np
 
 from forethought.config import derive_seed
 from forethought.errors import RewardError
+from forethought.learn.online import merge_metrics
 from forethought.recipes.inpo.games import FLOOR, dual_gap, kl
 from forethought.recipes.inpo.world import Words, game_of, tasks
 
@@ -39,7 +40,7 @@ class ByIteration:
             rows.append(metrics)
             shown += more
         self.counts, self.step = self.trainer.counts, target
-        return merged(rows), shown
+        return merge_metrics(rows), shown
 
     def state_dict(self) -> dict[str, Any]:
         return self.trainer.state_dict()
@@ -47,24 +48,6 @@ class ByIteration:
     def load_state_dict(self, state: dict[str, Any]) -> None:
         self.trainer.load_state_dict(state)
         self.counts, self.step = self.trainer.counts, self.trainer.iteration
-
-
-def merged(rows: Sequence[Mapping[str, float]]) -> dict[str, float]:
-    """The lines of an iteration's steps as one: means; sums of times and tokens; maxima stay maxima.
-
-    >>> merged([{"loss": 1.0, "time/step": 2.0, "a/max": 1.0}, {"loss": 3.0, "time/step": 2.0, "a/max": 0.5}])
-    {'loss': 2.0, 'time/step': 4.0, 'a/max': 1.0}
-    """
-    out: dict[str, float] = {}
-    for name in dict.fromkeys(name for row in rows for name in row):
-        values = [row[name] for row in rows if name in row]
-        if name.endswith("/max"):
-            out[name] = max(values)
-        elif name.startswith(("time/", "tokens/")):
-            out[name] = sum(values)
-        else:
-            out[name] = sum(values) / len(values)
-    return out
 
 
 class Exact:

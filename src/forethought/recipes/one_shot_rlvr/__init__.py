@@ -25,7 +25,6 @@ Departures from the paper and its code:
 
 from __future__ import annotations
 
-import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
@@ -36,11 +35,12 @@ from forethought.files import to_json, write_atomic
 from forethought.learn.online import OnlineConfig, RolloutConfig
 from forethought.learn.optim import OptimConfig
 from forethought.learn.ppo import PPOConfig
-from forethought.recipes.jobs import Job, run_jobs
+from forethought.recipes.arms_config import ArmsConfig
+from forethought.recipes.jobs import Job, keep_tokenizer, run_jobs
 from forethought.recipes.one_shot_rlvr.arms import ARMS, arm_job, arm_of, pretrain_job, world_of
 from forethought.recipes.one_shot_rlvr.history import AccuracyHistory, Ranking, rank
 from forethought.recipes.one_shot_rlvr.world import FilesConfig, MiniatureConfig, Suite, World, check_world
-from forethought.recipes.results import Verdict, arms_table, results
+from forethought.recipes.results import Verdict, arms_table, paired_differences, results
 from forethought.rundir import RunDir
 
 CLAIM = "RL on one well-chosen problem raises held-out accuracy nearly as much as RL on the whole pool, beyond format repair"
@@ -84,15 +84,12 @@ class PPOVariant:
 
 
 @dataclass(frozen=True, kw_only=True)
-class OneShotConfig:
+class OneShotConfig(ArmsConfig):
     """Settings of the recipe."""
 
-    seeds: tuple[int, ...] = (0, 1, 2)
     arms: tuple[str, ...] = tuple(a for a in ARMS if a not in ("one-shot PPO", "unguessable label", "random reward"))
     algorithm: Literal["grpo", "ppo"] = "grpo"
     """Of all arms but "one-shot PPO"."""
-    model: str = "miniature"
-    """"miniature" pretrains its own base; otherwise a model for `files`."""
     beta: float = 0.001
     """KL coefficient."""
     alpha: float = -0.001
@@ -113,13 +110,6 @@ class OneShotConfig:
     paper's rule; it selects on the test sets, so read its numbers as upper limits)."""
     curve_problems: int = 200
     """Problems of each suite that the curves use; the final numbers use all."""
-    max_rows: int = 128
-    """Rows that the engine decodes together."""
-    keep_models: bool = False
-    workers: int = 0
-    """Arms side by side; 0: one per core (a CPU without a pretrained model), 1 otherwise."""
-    device: str | None = "cpu"
-    dtype: Literal["fp32", "bf16"] = "fp32"
     miniature: MiniatureConfig = field(default_factory=MiniatureConfig)
     files: FilesConfig = field(default_factory=FilesConfig)
     ppo: PPOVariant = field(default_factory=lambda: PPOVariant(critic_lr=MINI_CRITIC_LR))
@@ -138,9 +128,7 @@ class OneShotConfig:
     )
 
     def __post_init__(self):
-        bad = []
-        if not self.seeds or len(set(self.seeds)) < len(self.seeds):
-            bad.append(f"seeds={self.seeds}: give at least one, each once")
+        bad = self.arm_problems(arm_of)
         if self.k < 1:
             bad.append(f"k={self.k}: select at least 1 problem")
         if self.k > self.online.prompts_per_step:
@@ -149,8 +137,6 @@ class OneShotConfig:
             bad.append(f"beta={self.beta}: give 0 or more")
         if self.online.kl_coef or self.online.entropy_coef:
             bad.append("online.kl_coef and online.entropy_coef are set through beta and alpha: leave them at 0")
-        for arm in self.arms:
-            arm_of(arm)
         if self.algorithm == "ppo" or "one-shot PPO" in self.arms:
             try:
                 self.ppo.config(self.online)
@@ -160,10 +146,6 @@ class OneShotConfig:
             bad.append(f"model={self.model!r} needs problems: files.train is empty")
         if self.model != "miniature" and not self.files.suites:
             bad.append(f"model={self.model!r} needs something to be evaluated on: files.suites is empty")
-        if not self.arms or len(set(self.arms)) < len(self.arms):
-            bad.append(f"arms={self.arms}: give at least one, each once")
-        if self.workers < 0:
-            bad.append(f"workers={self.workers}: give 0 (one per core) or a number of processes")
         if self.model != "miniature" and {"guessable label", "in context"} & set(self.arms):
             bad.append(
                 "the arms 'guessable label' and 'in context' are made from chains of the miniature: leave them out"
@@ -173,11 +155,6 @@ class OneShotConfig:
 
     def ranking(self, history: AccuracyHistory) -> Ranking:
         return rank(history, self.selection, self.selection_seed)
-
-    def compute_dtype(self):
-        import torch
-
-        return {"fp32": torch.float32, "bf16": torch.bfloat16}[self.dtype]
 
 
 _QWEN_SYSTEM = "Please reason step by step, and put your final answer within \\boxed{}."
@@ -256,7 +233,7 @@ def run(config: OneShotConfig, run: RunDir, *, profile: str = "mini") -> dict[st
     """All arms over all seeds; returns results.json. A run that was stopped goes on where it was."""
     mini = config.model == "miniature"
     extra = {"config": config, "root": str(run.path)}
-    workers = config.workers or (os.cpu_count() if mini else 1) or 1
+    workers = config.processes
     if mini:
         run_jobs([Job("pretraining", 0, pretrain_job, config.miniature, extra)], run, title="base model", workers=1)
     world = world_of(config, run.path)  # reads the files before anything is trained on them
@@ -268,7 +245,7 @@ def run(config: OneShotConfig, run: RunDir, *, profile: str = "mini") -> dict[st
         for seed in config.seeds
     ]
     done = run_jobs(jobs, run, title="arms x seeds", workers=workers)
-    _tokenizer(run, jobs)
+    keep_tokenizer(jobs, run)
     return _results(config, profile, world, AccuracyHistory.read(history_path), done)
 
 
@@ -290,15 +267,6 @@ def _history(config: OneShotConfig, world: World, run: RunDir, extra: Mapping[st
     source = run.path / Job("full pool", config.seeds[0], arm_job, config).folder / "history.json"
     write_atomic(target, source.read_bytes())
     return target
-
-
-def _tokenizer(run: RunDir, jobs: list[Job]) -> None:
-    """The report shows texts: the run folder gets the tokenizer of its arms."""
-    for job in jobs:
-        source = run.path / job.folder / "tokenizer.json"
-        if source.is_file():
-            write_atomic(run.path / "tokenizer.json", source.read_bytes())
-            return
 
 
 def _results(
@@ -365,16 +333,9 @@ def _results(
 def _verdict(
     config: OneShotConfig, done: Mapping[tuple[str, int], dict], metric: str
 ) -> tuple[Verdict, dict[str, Any]]:
-    from forethought.recipes.results import summarise
-
-    def gap(a: str, b: str) -> dict[str, Any] | None:
-        if a not in config.arms or b not in config.arms:
-            return None
-        return summarise([done[a, s][metric] - done[b, s][metric] for s in config.seeds])
-
     pairs = [("one-shot", "format only"), ("one-shot", "base"), ("full pool", "base"), ("full pool", "format only")]
     pairs += [("one-shot", other) for other in config.arms if other not in ("one-shot", "format only", "base")]
-    differences = {f"{a} minus {b}": d for a, b in pairs if (d := gap(a, b)) is not None}
+    differences = paired_differences(done, pairs, config.seeds, metric)
     beyond = differences.get("one-shot minus format only")
     gain, whole = differences.get("one-shot minus base"), differences.get("full pool minus base")
     if beyond is None or gain is None or whole is None or beyond["ci95"][0] is None:

@@ -22,7 +22,6 @@ Departures from the paper and what it leaves open:
 
 from __future__ import annotations
 
-import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields, replace
 from typing import Any, Literal
@@ -35,10 +34,11 @@ from forethought.learn.optim import OptimConfig
 from forethought.learn.pairs import PairConfig
 from forethought.learn.ppo import PPOConfig
 from forethought.learn.rebalance import RebalanceConfig
+from forethought.recipes.arms_config import ArmsConfig
 from forethought.recipes.jobs import Job, run_jobs
 from forethought.recipes.phi_4_mini_reasoning.bank import check_fit
 from forethought.recipes.phi_4_mini_reasoning.ladder import LADDER, RL_ARMS, arm_of, check_arms, ladder_job, rl_job
-from forethought.recipes.results import Verdict, arms_table, results, summarise
+from forethought.recipes.results import Verdict, arms_table, paired_differences, results
 from forethought.rundir import RunDir
 
 CLAIM = (
@@ -103,14 +103,11 @@ class FilesConfig:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Phi4Config:
+class Phi4Config(ArmsConfig):
     """Settings of the recipe."""
 
-    seeds: tuple[int, ...] = (0, 1, 2)
     arms: tuple[str, ...] = (*LADDER, *(a for a in RL_ARMS if a != "PPO"))
     """Stages of the ladder and forms of stage 4."""
-    model: str = "miniature"
-    """"miniature" makes its own; otherwise a model for `files`."""
     algorithm: Literal["grpo", "ppo"] = "grpo"
     """Of stage 4; PPO takes the prompt filter and the annealing, not the rebalancing (it compares no group)."""
     instruction: str = "Please reason step by step, and put your final answer within \\boxed{}."
@@ -187,22 +184,11 @@ class Phi4Config:
     """Levels from here on are the hard ones, of which the verdict speaks."""
     save_every: int = 0
     keep_models: bool = True
-    max_rows: int = 128
-    workers: int = 0
-    """Jobs side by side; 0: one per core (a CPU without a pretrained model), 1 otherwise."""
-    device: str | None = "cpu"
-    dtype: Literal["fp32", "bf16"] = "fp32"
     miniature: MiniatureConfig = field(default_factory=MiniatureConfig)
     files: FilesConfig = field(default_factory=FilesConfig)
 
     def __post_init__(self):
-        bad = []
-        if not self.seeds or len(set(self.seeds)) < len(self.seeds):
-            bad.append(f"seeds={self.seeds}: give at least one, each once")
-        if not self.arms or len(set(self.arms)) < len(self.arms):
-            bad.append(f"arms={self.arms}: give at least one, each once")
-        for arm in self.arms:
-            arm_of(arm)
+        bad = self.arm_problems(arm_of)
         for name, least in (
             ("rollouts", 1),
             ("max_new_tokens", 1),
@@ -258,11 +244,6 @@ class Phi4Config:
         return PPOConfig(
             **shared, gamma=1.0, lam=1.0, critic="shared", critic_optim=replace(online.optim, lr=10 * online.optim.lr)
         )
-
-    def compute_dtype(self):
-        import torch
-
-        return {"fp32": torch.float32, "bf16": torch.bfloat16}[self.dtype]
 
 
 _PAPER = OptimConfig(lr=1e-5, schedule="cosine", warmup_ratio=0.1)
@@ -339,7 +320,7 @@ PROFILES: dict[str, Phi4Config] = {
 
 def run(config: Phi4Config, run: RunDir, *, profile: str = "mini") -> dict[str, Any]:
     """The ladder of every seed, then the forms of stage 4; returns results.json. A stopped run goes on where it was."""
-    workers = config.workers or (os.cpu_count() if config.model == "miniature" else 1) or 1
+    workers = config.processes
     extra: dict[str, Any] = {"config": config}
     ladders = run_jobs(
         [Job("ladder", seed, ladder_job, config, extra) for seed in config.seeds], run, title="ladder", workers=workers
@@ -380,12 +361,7 @@ def _results(config: Phi4Config, profile: str, numbers: Mapping[tuple[str, int],
         ]
         per_arm[arm] = [{n: row.get(n) for n in [*order, *(n for n in names if n not in order)]} for row in rows]
         budget[arm] = {c: round(float(sum(row.get(c, 0) or 0 for row in rows)), 1) for c in counts}
-    differences = {}
-    for a, b in STEPS:
-        if a in config.arms and b in config.arms:
-            differences[f"{a} minus {b}"] = summarise(
-                [numbers[a, s][METRIC] - numbers[b, s][METRIC] for s in config.seeds]
-            )
+    differences = paired_differences(numbers, STEPS, config.seeds, METRIC)
     return results(
         recipe="phi-4-mini-reasoning",
         profile=profile,

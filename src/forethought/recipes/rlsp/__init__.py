@@ -25,17 +25,16 @@ The full text of the paper could not be read; its released code and abstract wer
 
 from __future__ import annotations
 
-import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Any
 
 from forethought.errors import ConfigError
-from forethought.files import write_atomic
 from forethought.learn.offline import SFTConfig
 from forethought.learn.optim import OptimConfig
 from forethought.learn.ppo import PPOConfig
-from forethought.recipes.jobs import Job, run_jobs
+from forethought.recipes.arms_config import ArmsConfig
+from forethought.recipes.jobs import Job, keep_tokenizer, run_jobs
 from forethought.recipes.results import Verdict, arms_table, results, summarise
 from forethought.recipes.rlsp.arms import ARMS, arm_job, arm_of, pretrain_job, sft_job, world_of
 from forethought.recipes.rlsp.estimators import Estimator, online_config
@@ -59,10 +58,9 @@ RULE = (
 
 
 @dataclass(frozen=True, kw_only=True)
-class RLSPConfig:
+class RLSPConfig(ArmsConfig):
     """Settings of the recipe."""
 
-    seeds: tuple[int, ...] = (0, 1, 2)
     arms: tuple[str, ...] = (
         "base",
         "SFT",
@@ -75,8 +73,6 @@ class RLSPConfig:
         "majority vote of SFT",
         "outcome + length, no SFT",
     )
-    model: str = "miniature"
-    """"miniature" pretrains its own base; otherwise a model for `files`."""
     signals: SignalConfig = field(default_factory=SignalConfig)
     estimator: Estimator = "ppo"
     samples_per_prompt: int = 4
@@ -90,13 +86,6 @@ class RLSPConfig:
     """End mark of the thinking of a model that thinks; only what follows is graded, and nothing without the mark."""
     curve_problems: int = 100
     """Problems of each suite that the curves use; 0: no curves. The final numbers use all."""
-    max_rows: int = 128
-    """Rows that the engine decodes together."""
-    keep_models: bool = False
-    workers: int = 0
-    """Arms side by side; 0: one per core (a CPU without a pretrained model), 1 otherwise."""
-    device: str | None = "cpu"
-    dtype: Literal["fp32", "bf16"] = "fp32"
     miniature: MiniatureConfig = field(default_factory=MiniatureConfig)
     files: FilesConfig = field(default_factory=FilesConfig)
     sft_max_length: int | None = None
@@ -129,15 +118,7 @@ class RLSPConfig:
     )
 
     def __post_init__(self):
-        bad = []
-        if not self.seeds or len(set(self.seeds)) < len(self.seeds):
-            bad.append(f"seeds={self.seeds}: give at least one, each once")
-        for arm in self.arms:
-            arm_of(arm)
-        if not self.arms or len(set(self.arms)) < len(self.arms):
-            bad.append(f"arms={self.arms}: give at least one, each once")
-        if self.workers < 0:
-            bad.append(f"workers={self.workers}: give 0 (one per core) or a number of processes")
+        bad = self.arm_problems(arm_of)
         for name in ("curve_problems", "eval_tokens"):
             if getattr(self, name) < 0:
                 bad.append(f"{name}={getattr(self, name)}: give 0 or more")
@@ -167,11 +148,6 @@ class RLSPConfig:
                 bad.append("arms that pay creativity need signals.grader.base_url and signals.grader.model")
         if bad:
             raise ConfigError("rlsp: " + "; ".join(bad))
-
-    def compute_dtype(self):
-        import torch
-
-        return {"fp32": torch.float32, "bf16": torch.bfloat16}[self.dtype]
 
 
 def _suites() -> tuple[SuiteConfig, ...]:
@@ -257,7 +233,7 @@ def run(config: RLSPConfig, run: RunDir, *, profile: str = "mini") -> dict[str, 
     """All arms over all seeds; returns results.json. A run that was stopped goes on where it was."""
     mini = config.model == "miniature"
     extra = {"config": config, "root": str(run.path)}
-    workers = config.workers or (os.cpu_count() if mini else 1) or 1
+    workers = config.processes
     if mini:
         run_jobs([Job("pretraining", 0, pretrain_job, config.miniature, extra)], run, title="base model", workers=1)
     world = world_of(config, run.path)  # reads the files before anything is trained on them
@@ -268,17 +244,8 @@ def run(config: RLSPConfig, run: RunDir, *, profile: str = "mini") -> dict[str, 
     others = [a for a in config.arms if a != "SFT"]
     jobs = [Job(arm, seed, arm_job, config, extra) for arm in others for seed in config.seeds]
     done |= run_jobs(jobs, run, title="arms x seeds", workers=workers)
-    _tokenizer(run, jobs)
+    keep_tokenizer(jobs, run)
     return _results(config, profile, world, done)
-
-
-def _tokenizer(run: RunDir, jobs: list[Job]) -> None:
-    """The report shows texts: the run folder gets the tokenizer of its arms."""
-    for job in jobs:
-        source = run.path / job.folder / "tokenizer.json"
-        if source.is_file():
-            write_atomic(run.path / "tokenizer.json", source.read_bytes())
-            return
 
 
 def _numbers(row: Mapping[str, Any]) -> dict[str, float]:

@@ -224,31 +224,6 @@ def _empty(record: Mapping[str, Any], i: int) -> None:
     raise DataError(f"record {record.get('id', i)!r}: its response is empty; give text to learn, or leave it out")
 
 
-def piece_tokenizer(words: Sequence[str]) -> Any:
-    """One token per piece of this world (see `congruence.pieces`): a number is one token, a set phrase is one token.
-
-    A transformers tokenizer; <pad> 0, <bos> 1, <eos> 2 as in `models.tiny`. Text that is not made of the pieces cannot
-    be encoded (an exception, not a silent loss).
-    """
-    from tokenizers import AddedToken, Regex, Tokenizer, decoders, pre_tokenizers
-    from tokenizers import models as token_models
-    from transformers import PreTrainedTokenizerFast
-
-    from forethought.models.tiny import BOS, EOS, PAD
-
-    specials = [PAD, BOS, EOS]
-    vocabulary = {piece: i for i, piece in enumerate([*specials, *words])}
-    tokenizer = Tokenizer(token_models.WordLevel(vocabulary, unk_token="<unknown>"))
-    phrases = sorted((w for w in words if not w.isdigit()), key=len, reverse=True)
-    pattern = "|".join([r"\d+", *map(re.escape, phrases)])
-    tokenizer.pre_tokenizer = pre_tokenizers.Split(Regex(pattern), behavior="isolated")
-    tokenizer.decoder = decoders.Fuse()
-    tokenizer.add_special_tokens([AddedToken(s, special=True, normalized=False) for s in specials])
-    return PreTrainedTokenizerFast(
-        tokenizer_object=tokenizer, pad_token=PAD, bos_token=BOS, eos_token=EOS, clean_up_tokenization_spaces=False
-    )
-
-
 def pretrain(config: MiniatureConfig, run: RunDir) -> dict[str, float]:
     """Train the base model from scratch on the mixture and save it as an HF folder; resumes from checkpoints."""
     from forethought.learn.offline import SFTConfig, SFTTrainer
@@ -256,7 +231,7 @@ def pretrain(config: MiniatureConfig, run: RunDir) -> dict[str, float]:
     from forethought.learn.session import fit
     from forethought.models.chat import ChatRenderer
     from forethought.models.policy import Policy
-    from forethought.models.tiny import tiny_model
+    from forethought.models.tiny import piece_tokenizer, tiny_model
 
     began = time.perf_counter()
     tokenizer = piece_tokenizer(pieces(config.puzzle))
