@@ -27,10 +27,13 @@ def completion(*texts, reason="stop", logprobs=None):
 
 
 class Server:
-    """Answers with `reply(body, number of this request)`: a dict (status 200), or (status, dict). Keeps what it saw."""
+    """Answers with `reply(body, number of this request)`; keeps what it saw (bodies, authorisations, paths).
+
+    A reply: the content (status 200), (status, content), (status, headers, content), or a function of the handler.
+    """
 
     def __init__(self, reply):
-        self.seen = []
+        self.seen, self.keys, self.paths = [], [], []
         lock, outer = threading.Lock(), self
 
         class Handler(http.server.BaseHTTPRequestHandler):
@@ -39,13 +42,19 @@ class Server:
                 with lock:
                     number = len(outer.seen)
                     outer.seen.append(body)
+                    outer.keys.append(self.headers.get("Authorization"))
+                    outer.paths.append(self.path)
                 answer = reply(body, number)
-                status, content = answer if isinstance(answer, tuple) else (200, answer)
+                if callable(answer):
+                    return answer(self)
+                answer = answer if isinstance(answer, tuple) else (200, answer)
+                status, headers, content = answer if len(answer) == 3 else (answer[0], {}, answer[1])
                 data = content if isinstance(content, bytes) else json.dumps(content).encode()
+                fixed = {"Content-Type": "application/json", "Content-Length": str(len(data))}
                 with contextlib.suppress(OSError):  # the client may have given up
                     self.send_response(status)
-                    self.send_header("Content-Type", "application/json")
-                    self.send_header("Content-Length", str(len(data)))
+                    for name, value in {**fixed, **headers}.items():
+                        self.send_header(name, value)
                     self.end_headers()
                     self.wfile.write(data)
 

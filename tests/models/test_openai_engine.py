@@ -1,16 +1,15 @@
 """The chat/completions engine against a local server: what it sends, what it makes of answers, and what goes wrong."""
 
 import contextlib
-import http.server
 import json
 import math
 import socket
-import threading
 import time
 
 import numpy as np
 import pytest
 
+from fakeserver import servers
 from forethought.errors import ConfigError, EngineError
 from forethought.models.chat import ChatRenderer
 from forethought.models.engine import Sampling
@@ -31,59 +30,10 @@ def completion(*texts, reason="stop", usage=(7, 3), **message):
     return out | ({"usage": {"prompt_tokens": usage[0], "completion_tokens": usage[1]}} if usage else {})
 
 
-class Server:
-    """Answers with `reply(body, number of this request) -> (status, headers, body)`; keeps what it was sent."""
-
-    def __init__(self, reply):
-        self.seen, self.keys, self.paths = [], [], []
-        lock, outer = threading.Lock(), self
-
-        class Handler(http.server.BaseHTTPRequestHandler):
-            def do_POST(self):
-                body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
-                with lock:
-                    number = len(outer.seen)
-                    outer.seen.append(body)
-                    outer.keys.append(self.headers.get("Authorization"))
-                    outer.paths.append(self.path)
-                answer = reply(body, number)
-                if callable(answer):
-                    return answer(self)
-                status, headers, content = answer
-                content = content if isinstance(content, bytes) else json.dumps(content).encode()
-                self.send_response(status)
-                for name, value in {
-                    "Content-Type": "application/json",
-                    "Content-Length": str(len(content)),
-                    **headers,
-                }.items():
-                    self.send_header(name, value)
-                self.end_headers()
-                self.wfile.write(content)
-
-            def log_message(self, *a):
-                pass
-
-        self.http = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-        self.http.daemon_threads = True
-        threading.Thread(target=self.http.serve_forever, args=(0.02,), daemon=True).start()
-        self.url = f"http://127.0.0.1:{self.http.server_address[1]}/v1"
-
-
 @pytest.fixture
 def serve(monkeypatch):
-    monkeypatch.setenv("NO_PROXY", "*")
-    monkeypatch.setenv("no_proxy", "*")
-    monkeypatch.delenv("OPENAI_API_KEY", raising=False)
-    with contextlib.ExitStack() as stack:
-
-        def make(reply):
-            server = Server(reply)
-            stack.callback(server.http.server_close)
-            stack.callback(server.http.shutdown)
-            return server
-
-        yield make
+    with servers(monkeypatch) as start:
+        yield start
 
 
 def ok(*texts, **kw):
